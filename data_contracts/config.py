@@ -1,0 +1,300 @@
+"""The one configuration: a YAML file, the whole of what a run is asked to do.
+
+It holds the envelope, typed and bounded; each `method` is an opaque mapping that its stage resolves (see `method.py`),
+so reading a configuration imports neither torch nor any method. `config.slice(verb)` is what a stage reads and all
+that enters its identity. Unknown keys are refused with the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from data_contracts.cost import Frozen
+from data_contracts.errors import ConfigError
+from data_contracts.method import describe
+
+_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def _quantity(units: dict[str, int]) -> BeforeValidator:
+    def read(value: Any) -> Any:
+        if isinstance(value, str):
+            match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*", value)
+            if match and match[2].lower() in units:
+                return float(match[1]) * units[match[2].lower()]
+            raise ValueError(f"a number with one of the units {', '.join(u for u in units if u)}")
+        return value
+
+    return BeforeValidator(read)
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, (str, dict)) else value
+
+
+Bytes = Annotated[int, BeforeValidator(_whole), _quantity(_BYTES)]
+Seconds = Annotated[float, _quantity(_SECONDS)]
+Flops = Annotated[int, BeforeValidator(_whole), _quantity({"": 1})]
+Files = Annotated[tuple[str, ...], BeforeValidator(_several)]
+MethodSettings = dict[str, Any]
+
+
+class ModelConfig(Frozen):
+    """The base model: a folder (safetensors or GGUF) or a hub name; give one of the two."""
+
+    path: str | None = Field(None, description="Folder of the model, relative to the configuration file.")
+    hub: str | None = Field(None, description="Hub name such as HuggingFaceTB/SmolLM2-135M-Instruct.")
+    revision: str | None = Field(None, description="Hub commit or tag; resolved to a commit.")
+
+    @model_validator(mode="after")
+    def _one(self) -> ModelConfig:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError("give exactly one of `path` and `hub`")
+        return self
+
+
+class DataConfig(Frozen):
+    """Where the four splits come from. Missing validation and holdout are cut from the target, by task where known."""
+
+    pool: Files = Field(min_length=1, description="Files, folders or hub names of what may be trained on.")
+    target: Files = Field(min_length=1, description="What good means: read by scoring.")
+    validation: Files = Field((), description="Held back from the target: stops and checkpoints are chosen on it.")
+    holdout: Files = Field((), description="Only evaluation touches it.")
+    validation_fraction: float = Field(0.2, gt=0, lt=1, description="Share of the target cut off where not given.")
+    holdout_fraction: float = Field(0.4, gt=0, lt=1, description="Share of the target cut off where not given.")
+
+
+class IngestConfig(Frozen):
+    """How rows are read, normalised, tokenised and refused."""
+
+    format: Literal["auto", "prompt", "alpaca", "messages", "sharegpt", "text"] = "auto"
+    fields: dict[str, str] = Field(default_factory=dict, description="Map of our field names to the file's.")
+    roles: dict[str, str] = Field(default_factory=dict, description="Map of the file's speaker names to our roles.")
+    source_field: str | None = Field(None, description="Field that names a row's source; else the file's stem.")
+    task_field: str | None = Field(None, description="Field that no two splits may share a value of.")
+    longest_tokens: int = Field(1024, ge=2, description="Longer rows are truncated (see `truncation`).")
+    truncation: Literal["answer_end", "prompt_start", "quarantine"] = Field(
+        "answer_end", description="Cut the answer's end, the prompt's start, or refuse the row."
+    )
+    supervise: Literal["all", "last"] = Field("all", description="Which assistant turns are trained on.")
+    system_role: Literal["fold", "refuse"] = Field("fold", description="Where the template refuses a system turn.")
+    same_role_twice: Literal["merge", "refuse"] = Field("merge", description="Two turns in a row of one role.")
+    response_template: str | None = Field(None, description="Text that starts an answer, for plain-text chats.")
+    dedupe: Literal["near", "exact", "none"] = "near"
+    near_threshold: float = Field(0.8, gt=0, le=1, description="Jaccard similarity of word 5-grams.")
+    longest_row_bytes: Bytes = Field(16 * 2**20, ge=1, description="A longer record is quarantined.")
+    resize_embeddings: bool = Field(False, description="Grow the embedding for tokens past its end.")
+
+
+class BudgetConfig(Frozen):
+    """What may be spent; unset is unlimited, but one of flops, seconds, tokens should be set."""
+
+    peak_bytes: Bytes | None = Field(None, ge=1, description="Memory of one worker: 6GB, 80GiB.")
+    flops: Flops | None = Field(None, ge=1)
+    seconds: Seconds | None = Field(None, gt=0, description="2h, 90min, 3600.")
+    tokens: Flops | None = Field(None, ge=1)
+    money: float | None = Field(None, gt=0)
+
+
+class BeginConfig(Frozen):
+    """The charged warm-up on a random selection."""
+
+    fraction: float = Field(0.05, gt=0, le=1, description="Share of the pool's rows.")
+    least_rows: int = Field(8, ge=1)
+
+
+class PlanConfig(Frozen):
+    """Which ways of training may be chosen."""
+
+    techniques: tuple[MethodSettings, ...] = Field(
+        ({"method": "full"}, {"method": "lora"}), min_length=1, description="In order of preference."
+    )
+    micro_batches: tuple[int, ...] = Field((8, 4, 2, 1), min_length=1, description="Tried from the first.")
+    window: int = Field(8, ge=1, description="Examples an optimizer step, all workers; accumulation makes it up.")
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    packed: bool = Field(False, description="Pack several examples into one row.")
+    headroom: float = Field(0.1, ge=0, lt=1, description="Share of the memory budget left free.")
+
+
+class ScoreConfig(Frozen):
+    """How the pool is scored: a method, and how its groups are put together."""
+
+    scorer: MethodSettings = Field(default_factory=lambda: {"method": "influence"})
+    groups: Literal["all", "source"] = Field("all", description="One target group, or one a target source.")
+    combine: Literal["mean", "max"] = Field("mean", description="How group scores become one.")
+    batch_tokens: int = Field(4096, ge=1, description="Tokens a forward+backward.")
+
+
+class SelectConfig(Frozen):
+    """How many examples are chosen, and by which selector. Give one of fraction, count, tokens."""
+
+    selector: MethodSettings = Field(default_factory=lambda: {"method": "top_k"})
+    fraction: float | None = Field(None, gt=0, le=1, description="Of the pool's usable rows.")
+    count: int | None = Field(None, ge=1)
+    tokens: int | None = Field(None, ge=1)
+    include_target: bool = Field(False, description="Whether every target row is trained on too.")
+
+    @model_validator(mode="after")
+    def _one(self) -> SelectConfig:
+        if sum(value is not None for value in (self.fraction, self.count, self.tokens)) > 1:
+            raise ValueError("give one of `fraction`, `count`, `tokens`")
+        return self
+
+
+class TrainConfig(Frozen):
+    """The optimizer, the schedule and the checkpoints. The plan decides technique and batch."""
+
+    learning_rate: float | None = Field(None, gt=0, description="Peak; unset is the technique's own.")
+    weight_decay: float = Field(0.0, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-8, gt=0)
+    clip: float = Field(1.0, gt=0, description="Largest gradient norm.")
+    epochs: float = Field(1.0, gt=0, description="Passes over the selection in one segment.")
+    warmup_steps: int = Field(4, ge=0, description="Linear warm-up, at the run's start.")
+    decay: Literal["linear", "cosine", "sqrt"] = "linear"
+    decay_share: float = Field(0.3, gt=0, le=1, description="Share of a segment spent decaying when it anneals.")
+    evaluations: int = Field(4, ge=1, description="Validation evaluations a segment.")
+    validation_rows: int | None = Field(None, ge=1, description="Most rows of validation used; unset is all.")
+    snapshot_steps: int = Field(50, ge=1, description="Optimizer steps between resume snapshots.")
+    drop_last: bool = False
+    workers: int = Field(0, ge=0, description="Ray Train workers; 0 is in this process.")
+
+
+class GovernConfig(Frozen):
+    """When to stop, re-select or anneal."""
+
+    policy: MethodSettings = Field(default_factory=lambda: {"method": "marginal_gain"})
+    rounds: int = Field(3, ge=1, description="Most turns of the loop.")
+    metric: str = "validation_loss"
+    direction: Literal["minimise", "maximise"] | None = None
+
+
+class EvaluateConfig(Frozen):
+    """Which tasks judge the models."""
+
+    tasks: tuple[MethodSettings, ...] = Field(({"method": "perplexity"},), min_length=1)
+
+
+class JudgeConfig(Frozen):
+    """Which gates must pass."""
+
+    gates: tuple[MethodSettings, ...] = Field(
+        ({"method": "better_than_base"}, {"method": "better_than_champion"}, {"method": "contamination"}), min_length=1
+    )
+
+
+class PromoteConfig(Frozen):
+    """Where a promoted model goes."""
+
+    registered_model: str = "lazytrain"
+    alias: str = "champion"
+
+
+class StoreConfig(Frozen):
+    """Where state lives; the default keeps everything under one folder."""
+
+    home: str = Field(".lazytrain", description="Folder of the embedded store, relative to the configuration file.")
+    tracking_uri: str | None = Field(None, description="MLflow; unset is SQLite under `home`.")
+    work_uri: str | None = Field(None, description="Snapshots and shards of attempts; unset is under `home`.")
+
+
+class Config(Frozen):
+    """A run: model, data, what good means, what may be spent, and how each stage does its part."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    seed: int = Field(0, ge=0, lt=2**63)
+    model: ModelConfig
+    data: DataConfig
+    budget: BudgetConfig = BudgetConfig()
+    ingest: IngestConfig = IngestConfig()
+    begin: BeginConfig = BeginConfig()
+    plan: PlanConfig = PlanConfig()
+    score: ScoreConfig = ScoreConfig()
+    select: SelectConfig = SelectConfig(fraction=0.1)
+    train: TrainConfig = TrainConfig()
+    govern: GovernConfig = GovernConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    judge: JudgeConfig = JudgeConfig()
+    promote: PromoteConfig = PromoteConfig()
+    store: StoreConfig = StoreConfig()
+
+    def slice(self, verb: str) -> dict[str, Any]:
+        """Return what stage `verb` reads, as plain JSON data: all that enters its identity from the configuration."""
+        sections = SLICES[verb]
+        return {name: _json(getattr(self, name)) for name in sections}
+
+
+def _json(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, Frozen) else value
+
+
+SLICES: dict[str, tuple[str, ...]] = {
+    "ingest": ("seed", "model", "data", "ingest"),
+    "plan": ("seed", "budget", "plan", "train", "select", "begin"),
+    "begin": ("seed", "begin", "train"),
+    "score": ("seed", "score"),
+    "select": ("seed", "select"),
+    "train": ("seed", "train"),
+    "govern": ("budget", "govern", "train"),
+    "evaluate": ("seed", "evaluate"),
+    "judge": ("judge",),
+    "promote": ("promote",),
+}
+
+
+def parse(values: Any, where: str = "the configuration") -> Config:
+    """Build a `Config` from plain data. Raises `ConfigError` naming each unknown, missing or ill-typed key."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where} is a mapping of sections", f"it is {type(values).__name__}", "see `lazytrain init`")
+    try:
+        return Config(**values)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{where} keeps the schema", describe(error, Config, ""), "see `lazytrain init --schema` for every key"
+        ) from error
+    except TypeError as error:  # a key that is not text
+        raise ConfigError(f"{where} has text keys", str(error), "quote the key") from error
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML that refuses a key given twice: the second would silently win."""
+
+
+def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load(path: Path) -> Config:
+    """Read one YAML file. Raises `ConfigError` for a missing, unreadable or invalid one."""
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} is a readable YAML file", str(error), "see `lazytrain init`") from error
+    return parse(values, str(path))
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the configuration, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}

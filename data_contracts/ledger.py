@@ -1,0 +1,66 @@
+"""The ledger: who spent what, as a fold over manifests. It is not stored anywhere.
+
+A run's ledger takes every manifest that its artifacts descend from, each identity once, plus attempts that were lost.
+What an adopted commit had cost is charged to the run's decisions and shown apart from what was spent now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from data_contracts.cost import Cost, Frozen
+
+
+class Entry(NamedTuple):
+    """One attempt's share: the identity it worked on, its run, its stage, and its costs by cause."""
+
+    identity: str
+    run: str
+    stage: str
+    costs: dict[str, Cost]
+    lost: bool = False
+
+
+class Ledger(Frozen):
+    """Costs by (stage, cause) of a set of attempts."""
+
+    charges: tuple[tuple[str, str, Cost], ...] = ()
+
+    @classmethod
+    def fold(cls, entries: Iterable[Entry]) -> Ledger:
+        """Add up entries: a committed identity counts once, every lost attempt counts; order does not matter."""
+        seen: set[str] = set()
+        sums: dict[tuple[str, str], Cost] = {}
+        for entry in sorted(entries, key=lambda item: (item.lost, item.identity, item.run)):
+            key = f"lost:{entry.run}" if entry.lost else entry.identity
+            if key in seen:
+                continue
+            seen.add(key)
+            for cause, cost in entry.costs.items():
+                slot = (entry.stage, cause)
+                sums[slot] = sums.get(slot, Cost()) + cost
+        return cls(charges=tuple((stage, cause, cost) for (stage, cause), cost in sorted(sums.items())))
+
+    @property
+    def total(self) -> Cost:
+        """The cost of everything, peak taken as the largest."""
+        total = Cost()
+        for _, _, cost in self.charges:
+            total += cost
+        return total
+
+    def by_stage(self) -> dict[str, Cost]:
+        """Return the cost of each stage."""
+        return self._by(0)
+
+    def by_cause(self) -> dict[str, Cost]:
+        """Return the cost of each cause."""
+        return self._by(1)
+
+    def _by(self, position: int) -> dict[str, Cost]:
+        sums: dict[str, Cost] = {}
+        for charge in self.charges:
+            name = str(charge[position])
+            sums[name] = sums.get(name, Cost()) + charge[2]
+        return sums

@@ -1,0 +1,262 @@
+"""Records: the small JSON values that pass between stages, the runner and the flows.
+
+All are immutable and hold no absolute path, no secret and no tensor. A record that is a stage's output has a
+`RecordContract` at the end of this file; `Ref`, `Manifest`, `Request` and `Result` carry the work itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from data_contracts.contract import AnyContract, FolderContract, RecordContract
+from data_contracts.cost import Budget, Cost, Frozen
+from data_contracts.tables import TABLES
+
+MANIFEST_FILE, RECORD_FILE = "manifest.json", "record.json"
+
+
+class Ref(Frozen):
+    """Where a committed artifact is and what it must be."""
+
+    contract: str = Field(description="Contract id, such as scores/1.")
+    run: str = Field(description="MLflow run of the attempt that made it.")
+    path: str = Field(description="Folder relative to that run's artifacts: the output's name.")
+    digest: str = Field(description="sha256 over its content files and contract id.")
+    rows: int = Field(0, ge=0)
+    bytes: int = Field(0, ge=0, description="Of its content files.")
+
+
+class FileEntry(Frozen):
+    """One file of a payload."""
+
+    path: str = Field(description="Relative to the output's folder, with / between parts.")
+    bytes: int = Field(ge=0)
+    sha256: str
+
+
+class Output(Frozen):
+    """One output of an attempt: its reference and its files."""
+
+    ref: Ref
+    content: tuple[FileEntry, ...]
+    measured: tuple[FileEntry, ...] = ()
+
+
+class Table(Frozen):
+    """A small table of a summary."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int | float | bool | None, ...], ...]
+
+
+class Summary(Frozen):
+    """What a stage says about its work: one value, rendered by rich, Prefect and HTML alike."""
+
+    title: str
+    facts: dict[str, str | int | float | bool | None] = Field(default_factory=dict, description="Reproducible.")
+    measured: dict[str, str | int | float | bool | None] = Field(default_factory=dict, description="Of this attempt.")
+    tables: tuple[Table, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+class Origin(Frozen):
+    """Who asked for an attempt; recorded, never part of an identity."""
+
+    run: str | None = Field(None, description="MLflow run of the pipeline run, parent of its attempts.")
+    name: str = Field("", description="As shown: score, train-round-2.")
+    round: int | None = None
+
+
+class StoreAddress(Frozen):
+    """How to reach the store; recorded, never part of an identity."""
+
+    tracking_uri: str
+    work_uri: str
+    experiment: str = "lazytrain"
+    artifact_uri: str | None = Field(None, description="Root for a new local experiment's artifacts.")
+
+
+class Request(Frozen):
+    """All that a runner needs to do one stage's work, anywhere."""
+
+    verb: str
+    config: dict[str, Any] = Field(default_factory=dict, description="The slice that the stage reads.")
+    inputs: dict[str, tuple[Ref, ...]] = Field(default_factory=dict)
+    store: StoreAddress
+    origin: Origin = Origin()
+    knobs: dict[str, str | int | float | bool | None] = Field(
+        default_factory=dict, description="How it is done, not what comes out: progress, batch of work, log level."
+    )
+    refresh: bool = Field(False, description="Make a new attempt even where a commit exists.")
+
+
+class Manifest(Frozen):
+    """Written last into an attempt's artifacts: without it there is no artifact."""
+
+    version: Literal[1] = 1
+    stage: str
+    stage_version: str
+    identity: str
+    run: str
+    config: dict[str, Any]
+    inputs: dict[str, tuple[Ref, ...]]
+    outputs: dict[str, Output]
+    costs: dict[str, Cost] = Field(description="By cause.")
+    summary: Summary
+    libraries: dict[str, str] = Field(default_factory=dict, description="Versions that affect results.")
+    environment: dict[str, Any] = Field(default_factory=dict, description="Host, device, image, commit; measured.")
+
+
+class Result(Frozen):
+    """What a runner answers; under 10 kB, the only thing that passes through Prefect."""
+
+    stage: str
+    identity: str
+    run: str
+    cached: bool
+    refs: dict[str, Ref]
+    costs: dict[str, Cost] = Field(
+        default_factory=dict, description="At the manifest, by cause; spent now if not cached."
+    )
+
+    def ref(self, name: str) -> tuple[Ref, ...]:
+        """Return one output as the tuple that a request's inputs hold; empty where the stage did not make it."""
+        return (self.refs[name],) if name in self.refs else ()
+
+
+class ModelPin(Frozen):
+    """A base model named by content: where it was found and what its files must be."""
+
+    source: str = Field(description="Hub name, or the folder's name; never an absolute path.")
+    locator: str = Field(description="How a worker finds it again: a path or hub:name@commit.")
+    digest: str
+    architecture: str
+    parameters: int = Field(ge=0)
+    layers: int = Field(ge=0)
+    hidden: int = Field(ge=0)
+    vocabulary: int = Field(ge=0, description="Rows of the embedding.")
+    tied_embeddings: bool
+    longest: int = Field(ge=1, description="Positions the model was made for.")
+    tokenizer_digest: str
+    files: tuple[FileEntry, ...]
+
+
+class Plan(Frozen):
+    """How training fits: the chosen combination, what it is predicted to need, and the runners-up."""
+
+    technique: dict[str, Any] = Field(description="Opaque method mapping: {method: lora, …}.")
+    precision: Literal["float32", "bfloat16"]
+    micro_batch: int = Field(ge=1, description="Examples (or packed rows) in one forward+backward of one worker.")
+    accumulation: int = Field(ge=1, description="Micro-batches an optimizer step on one worker.")
+    packed: bool
+    row_tokens: int = Field(ge=1, description="Tokens of the longest row planned for.")
+    checkpoint_activations: bool = False
+    workers: int = Field(0, ge=0, description="0 is in this process.")
+    trainable: int = Field(ge=0)
+    peak_bytes: int = Field(ge=0, description="Predicted, largest phase.")
+    phases: dict[str, int] = Field(description="Predicted bytes by phase.")
+    flops_per_token: int = Field(ge=0, description="Training: forward+backward.")
+    flops_per_token_forward: int = Field(ge=0)
+    segment_flops: int = Field(ge=0, description="Predicted for one pass over the planned selection.")
+    why: str
+    considered: tuple[dict[str, Any], ...] = ()
+
+
+class Decision(Frozen):
+    """What the governor decided, with every number it was made from."""
+
+    action: Literal["continue", "reselect", "remix", "reallocate", "anneal", "stop"]
+    reason: str
+    round: int = Field(ge=0)
+    replans: bool = False
+    best: Ref | None = Field(None, description="Checkpoint with the lowest validation loss so far.")
+    best_step: int | None = None
+    best_loss: float | None = None
+    non_finite_steps: tuple[int, ...] = ()
+    direction: Literal["minimise", "maximise"] = "minimise"
+    segment_flops: int | None = Field(None, description="Most that the next segment may spend.")
+    remaining: Budget = Budget()
+    numbers: dict[str, float | int | str | bool | None] = Field(default_factory=dict)
+
+    @property
+    def stops(self) -> bool:
+        """Whether the loop ends."""
+        return self.action == "stop"
+
+    @property
+    def anneals(self) -> bool:
+        """Whether the next segment decays the learning rate to its end."""
+        return self.action == "anneal"
+
+    @property
+    def rescores(self) -> bool:
+        """Whether the pool is scored again."""
+        return self.action == "reselect"
+
+    @property
+    def reselects(self) -> bool:
+        """Whether a new selection is made."""
+        return self.action in ("reselect", "remix")
+
+
+class Finding(Frozen):
+    """What one gate found."""
+
+    gate: str
+    passed: bool
+    reason: str
+    numbers: dict[str, float | int | str | bool | None] = Field(default_factory=dict)
+
+
+class Verdict(Frozen):
+    """Whether the candidate may be promoted, and on what evidence. Pure: the same evidence gives the same verdict."""
+
+    outcome: Literal["promote", "hold", "reject"]
+    reason: str
+    candidate: Ref | None
+    champion_version: int | None = Field(None, description="Registry version that the alias named when evaluated.")
+    findings: tuple[Finding, ...]
+    numbers: dict[str, float | int | str | bool | None] = Field(default_factory=dict)
+
+
+class Promotion(Frozen):
+    """What the promote effect did: the alias before and after, or why nothing moved."""
+
+    outcome: Literal["promoted", "held", "rejected"]
+    reason: str
+    registered_model: str
+    alias: str
+    version: int | None = None
+    previous_version: int | None = None
+    decision_digest: str
+
+
+RECORDS = {
+    contract.name: contract
+    for contract in (
+        RecordContract("base", 1, ModelPin, "The base model, pinned by digest."),
+        RecordContract("plan", 1, Plan, "How training fits."),
+        RecordContract("decision", 1, Decision, "What the governor decided."),
+        RecordContract("verdict", 1, Verdict, "Whether the result may be promoted."),
+        RecordContract("promotion", 1, Promotion, "What promotion did."),
+    )
+}
+CHECKPOINT = FolderContract(
+    "checkpoint",
+    1,
+    needs=("trainer.json", "optimizer.safetensors"),
+    about="A committed model with its optimizer moments: safetensors only.",
+)
+CONTRACTS: dict[str, AnyContract] = {**TABLES, **RECORDS, CHECKPOINT.name: CHECKPOINT}
+
+
+def contract_of(contract_id: str) -> AnyContract:
+    """Return the contract called `name/version`. Raises KeyError for one this version of the project does not know."""
+    name, _, version = contract_id.partition("/")
+    contract = CONTRACTS[name]
+    if str(contract.version) != version:
+        raise KeyError(contract_id)
+    return contract

@@ -1,0 +1,223 @@
+"""The table contracts: every column that passes between stages, once.
+
+`example_id` is 32 hex digits of a 128-bit hash of an example's normalised content. Tables about examples are sorted by
+it, so that joins are merges and uniqueness is proved by order. Columns are reproducible: wall times and host facts live
+in a payload's *measured* files, never here.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from data_contracts.contract import Contract, CountIs, Finite, LengthIs, NotEmpty, OneOf, Within
+
+SPLITS = ("pool", "target", "validation", "holdout")
+
+
+def _field(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
+    return pa.field(name, kind, nullable)
+
+
+TEXT, INT32, INT64, F32, F64, BOOL = pa.string(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_()
+IDS, MASK = pa.list_(pa.field("item", INT32, False)), pa.list_(pa.field("item", BOOL, False))
+LIST_F32, LIST_F64 = pa.list_(pa.field("item", F32, False)), pa.list_(pa.field("item", F64, False))
+
+EXAMPLES = Contract(
+    "examples",
+    1,
+    pa.schema(
+        [
+            _field("example_id", TEXT),
+            _field("source", TEXT),  # the group a row belongs to: a dataset, category or file stem
+            _field("file", TEXT),  # name of the file as given, never an absolute path
+            _field("row", INT64),  # 1-based record in that file
+            _field("messages", TEXT),  # JSON list of {role, content, …}; "" for plain text
+            _field("tools", TEXT),  # JSON list of tool schemas; "" where there are none
+            _field("text", TEXT),  # plain text; "" for chats
+            _field("extra", TEXT),  # JSON object of the fields the format does not use
+        ]
+    ),
+    key=("example_id",),
+    invariants=(NotEmpty("example_id"), Within("row", 1)),
+    about="Normalised rows, free of any tokenizer.",
+)
+
+TOKENS = Contract(
+    "tokens",
+    1,
+    pa.schema(
+        [
+            _field("example_id", TEXT),
+            _field("source", TEXT),
+            _field("input_ids", IDS),
+            _field("answer_mask", MASK),  # True where the token is supervised (predicted from those before it)
+            _field("n_tokens", INT32),
+            _field("n_answer_tokens", INT32),
+            _field("truncated", BOOL),
+        ]
+    ),
+    key=("example_id",),
+    invariants=(
+        Within("n_tokens", 1),
+        Within("n_answer_tokens", 1),
+        LengthIs("input_ids", "n_tokens"),
+        LengthIs("answer_mask", "n_tokens"),
+        CountIs("answer_mask", "n_answer_tokens"),
+    ),
+    about="Token ids and answer mask of one tokenizer; every row supervises at least one token.",
+)
+
+QUARANTINE = Contract(
+    "quarantine",
+    1,
+    pa.schema(
+        [
+            _field("split", TEXT),
+            _field("file", TEXT),
+            _field("row", INT64),  # 1-based record in the file; 0 where the whole file is meant
+            _field("line", INT64, True),  # 1-based physical line where the record starts, for line formats
+            _field("example_id", TEXT, True),
+            _field("field", TEXT),  # the field at fault, "" where it is the row
+            _field("reason", TEXT),  # a code: bad_json, empty_answer, duplicate, near_duplicate, leak, truncated, …
+            _field("detail", TEXT),  # a sentence for people, with value and remedy
+        ]
+    ),
+    invariants=(NotEmpty("reason"), NotEmpty("detail")),
+    about="Rows that are not used, each with its reason; counts of used and quarantined rows add up.",
+)
+
+SCORES = Contract(
+    "scores",
+    1,
+    pa.schema(
+        [
+            _field("example_id", TEXT),
+            _field("source", TEXT),
+            _field("score", F32, True),  # higher is better; null = could not be scored (see the quarantine)
+            _field("group_scores", LIST_F32),  # one number a target group, in the order of the record's groups
+            _field("loss", F32, True),  # mean loss of an answer token, nats, where the method computed it
+            _field("n_tokens", INT32),
+            _field("n_answer_tokens", INT32),
+            _field("exact", BOOL),  # False where predicted or taken over rather than computed
+        ]
+    ),
+    key=("example_id",),
+    invariants=(Finite("score"), Finite("group_scores"), Finite("loss"), Within("n_tokens", 1)),
+    about="What each pool example is worth for the target.",
+)
+
+SELECTION = Contract(
+    "selection",
+    1,
+    pa.schema(
+        [
+            _field("rank", INT32),  # 0 is the best
+            _field("example_id", TEXT),
+            _field("weight", F32),  # multiplies the example's loss
+            _field("repeats", INT32),  # visits an epoch
+            _field("order", INT32),  # position in training before shuffling by epoch
+            _field("mixture", TEXT),  # the part of the mixture it stands for: its source, or "target"
+            _field("gain", F32, True),  # the selector's own objective, null where it has none
+            _field("reason", TEXT),
+        ]
+    ),
+    key=("rank",),
+    invariants=(Within("rank", 0), Finite("weight"), Within("weight", 0), Within("repeats", 1), Finite("gain")),
+    least_rows=1,
+    about="What to train on, in order of preference, and why.",
+)
+
+CURVE = Contract(
+    "curve",
+    1,
+    pa.schema(
+        [
+            _field("step", INT64),  # optimizer steps since the start of the run
+            _field("phase", TEXT),  # warmup, stable, decay
+            _field("epoch", F64),  # passes over this segment's selection
+            _field("tokens", INT64),  # tokens through the model so far in this segment
+            _field("flops", INT64),  # counted so far in this segment, evaluation included
+            _field("train_loss", F64, True),  # mean over the window's answer tokens, nats
+            _field("validation_loss", F64, True),  # mean over validation answer tokens; null where not evaluated
+            _field("validation_se", F64, True),  # its standard error, clustered by document
+            _field("gradient_norm", F64, True),
+            _field("gradient_noise", F64, True),  # tr(Σ)/|G|², tokens; null where not estimated
+            _field("learning_rate", F64),
+        ]
+    ),
+    key=("step",),
+    invariants=(Within("step", 0), Within("flops", 0), OneOf("phase", ("warmup", "stable", "decay"))),
+    about="Telemetry by optimizer step. A non-finite loss is recorded as it is: the governor must see it.",
+)
+
+EXAMPLE_LOSSES = Contract(
+    "example_losses",
+    1,
+    pa.schema(
+        [
+            _field("step", INT64),
+            _field("position", INT32),  # place in the step's window
+            _field("example_id", TEXT),
+            _field("loss_sum", F32),  # nats over the example's answer tokens, before the step's update
+            _field("answer_tokens", INT32),
+        ]
+    ),
+    key=("step", "position"),
+    invariants=(Within("answer_tokens", 1),),
+    about="One row a visit of an example.",
+)
+
+EVALUATION = Contract(
+    "evaluation",
+    1,
+    pa.schema(
+        [
+            _field("suite", TEXT),
+            _field("model", TEXT),  # base, champion, candidate
+            _field("item_id", TEXT),  # bound to the item's content
+            _field("source", TEXT),
+            _field("score", F64, True),  # higher is better unless the suite says otherwise; null = no evidence
+            _field("loss_sum", F64, True),  # nats over answer tokens
+            _field("answer_tokens", INT32),
+            _field("prediction", TEXT),
+            _field("extracted", TEXT, True),  # what the metric read from the prediction; null = nothing extracted
+            _field("log_likelihoods", LIST_F64),  # one a choice
+            _field("note", TEXT),
+        ]
+    ),
+    key=("suite", "model", "item_id"),
+    invariants=(OneOf("model", ("base", "champion", "candidate")), Within("answer_tokens", 0)),
+    about="Per-item outcomes, so that models can be compared pair by pair.",
+)
+
+CONTAMINATION = Contract(
+    "contamination",
+    1,
+    pa.schema(
+        [
+            _field("item_id", TEXT),  # the evaluation item
+            _field("example_id", TEXT),  # the training example it meets
+            _field("kind", TEXT),  # exact, normalised, prompt, ngram
+            _field("overlap", F32),  # share of the item's n-grams found, 1.0 for the first three kinds
+            _field("detail", TEXT),
+        ]
+    ),
+    key=("item_id", "example_id"),
+    invariants=(OneOf("kind", ("exact", "normalised", "prompt", "ngram")), Within("overlap", 0, 1)),
+    about="Where what was trained on meets what is evaluated.",
+)
+
+TABLES = {
+    contract.name: contract
+    for contract in (
+        EXAMPLES,
+        TOKENS,
+        QUARANTINE,
+        SCORES,
+        SELECTION,
+        CURVE,
+        EXAMPLE_LOSSES,
+        EVALUATION,
+        CONTAMINATION,
+    )
+}

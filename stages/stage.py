@@ -1,0 +1,186 @@
+"""What a stage is, and all it may touch.
+
+A stage is a function from (config, input artifacts) to output artifacts with contracts. It declares them and computes;
+the runner alone resolves, validates, charges and commits, so a stage never sees MLflow, a store path or another stage.
+A stage's module is light: it imports torch, transformers or ray inside `run`, through its engine modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from data_contracts.arrow import TABLE_FILE, TableWriter, read_batches, read_table
+from data_contracts.cost import Cost, Frozen
+from data_contracts.errors import ArtifactError, ConfigError
+from data_contracts.ledger import Ledger
+from data_contracts.method import Method, nearest
+from data_contracts.records import RECORD_FILE, Ref, Summary
+
+C = TypeVar("C", bound=Frozen)
+R = TypeVar("R", bound=Frozen)
+
+VERBS = ("ingest", "plan", "begin", "score", "select", "train", "govern", "evaluate", "judge", "promote")
+_HOMES = {"begin": "stages.train.begin"}
+
+
+@dataclass(frozen=True)
+class Takes:
+    """One input: its contract's name, whether it may be missing, and whether there may be several."""
+
+    contract: str
+    optional: bool = False
+    many: bool = False
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A verified input: its reference and the folder that holds its files, read-only."""
+
+    ref: Ref
+    folder: Path
+
+    def table(self) -> pa.Table:
+        """Map the table; its buffers stay on disk."""
+        return read_table(self.folder / TABLE_FILE)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the table's record batches, one in memory."""
+        return read_batches(self.folder / TABLE_FILE)
+
+    def record(self, kind: type[R]) -> R:
+        """Read the JSON record."""
+        return kind.model_validate_json((self.folder / RECORD_FILE).read_bytes())
+
+
+class Inputs:
+    """The artifacts a stage was given, by name."""
+
+    def __init__(self, artifacts: Mapping[str, Sequence[Artifact]]) -> None:
+        self._artifacts = {name: tuple(items) for name, items in artifacts.items()}
+
+    def all(self, name: str) -> tuple[Artifact, ...]:
+        """Return every artifact given under `name`, in the order given; empty where there is none."""
+        return self._artifacts.get(name, ())
+
+    def maybe(self, name: str) -> Artifact | None:
+        """Return the one artifact under `name`, or None."""
+        given = self.all(name)
+        if len(given) > 1:
+            raise ArtifactError(f"at most one input `{name}`", f"{len(given)} were given", "pass one")
+        return given[0] if given else None
+
+    def one(self, name: str) -> Artifact:
+        """Return the artifact under `name`. Raises `ArtifactError` where it was not given."""
+        found = self.maybe(name)
+        if found is None:
+            raise ArtifactError(
+                f"an input `{name}`", "it was not given", f"pass the output of the stage that makes {name}"
+            )
+        return found
+
+
+class Progress(Protocol):
+    """A progress bar: `advance(n)` moves it by n units."""
+
+    def advance(self, amount: float = 1) -> None: ...
+
+
+class Work(Protocol):
+    """All that a stage may touch besides its inputs."""
+
+    folder: Path
+    """Scratch that survives a kill: the next attempt on the same identity finds it as it was left."""
+    knobs: Mapping[str, Any]
+    """How to do it, not what comes out; `root` is the folder that relative user paths start from."""
+
+    def rng(self, *names: str | int) -> np.random.Generator:
+        """Return a generator that depends on the configured seed and `names` alone."""
+
+    def seed(self, *names: str | int) -> int:
+        """Return a 63-bit seed that depends on the configured seed and `names` alone (for torch)."""
+
+    def writer(self, output: str) -> TableWriter:
+        """Open table output `output` for writing, once; use it as a context manager."""
+
+    def table(self, output: str, columns: pa.Table | Mapping[str, Sequence[Any]]) -> None:
+        """Write table output `output` whole (for what fits in memory)."""
+
+    def record(self, output: str, value: Frozen) -> None:
+        """Write record output `output`."""
+
+    def path(self, output: str) -> Path:
+        """Return the empty folder of folder output `output`, to put its files in."""
+
+    def measured(self, output: str, name: str) -> Path:
+        """Return the path of a measured file beside `output`: hashed for integrity, outside its digest."""
+
+    def charge(self, cause: str, cost: Cost) -> None:
+        """Add `cost` to what this attempt spent under `cause`."""
+
+    def quarantine(
+        self,
+        *,
+        split: str,
+        reason: str,
+        detail: str,
+        file: str = "",
+        row: int = 0,
+        line: int | None = None,
+        example_id: str | None = None,
+        field: str = "",
+    ) -> None:
+        """Record a row that is not used, with its reason. The stage must give the output `quarantine`."""
+
+    def spent(self) -> Ledger:
+        """Return the ledger of everything that the inputs descend from."""
+
+    def progress(self, what: str, total: float | None, unit: str) -> AbstractContextManager[Progress]:
+        """Show a progress bar with rate and remaining time."""
+
+    def notice(self, text: str) -> None:
+        """Tell the user something once: logged now, and shown with the summary."""
+
+
+class Stage(Generic[C]):
+    """The declaration of a stage; subclasses fill it in and define `run`."""
+
+    verb: ClassVar[str]
+    config: ClassVar[type[Frozen]]
+    """A frozen model whose fields are the sections of the slice that the stage reads."""
+    takes: ClassVar[Mapping[str, Takes]]
+    gives: ClassVar[Mapping[str, str]]
+    """Output name to contract name. An output that a run does not make must be listed in `optional`."""
+    optional: ClassVar[frozenset[str]] = frozenset()
+    effect: ClassVar[bool] = False
+    """An effect changes something outside its artifacts and is never adopted from a commit."""
+
+    def methods(self, config: C) -> Iterable[tuple[type[Method], str]]:
+        """Return (family, name) of each configured method, importing no method: they enter the stage's version."""
+        return ()
+
+    def external(self, config: C, root: Path) -> dict[str, Any]:
+        """Return what replaces user paths in the identity: the config slice's canonical form with content digests.
+
+        The default is the slice as it is. `root` is the folder that relative paths start from.
+        """
+        return config.model_dump(mode="json")
+
+    def run(self, config: C, inputs: Inputs, work: Work) -> Summary:
+        """Do the work through `work` and return what to say about it."""
+        raise TypeError(f"{type(self).__name__} defines no run")
+
+
+def find_stage(verb: str) -> Stage[Any]:
+    """Import and return the stage called `verb`. Raises `ConfigError` with the nearest name for an unknown one."""
+    if verb not in VERBS:
+        raise ConfigError("the name of a stage", f"no stage is called {verb!r}", nearest(verb, list(VERBS)))
+    module = import_module(_HOMES.get(verb, f"stages.{verb}.stage"))
+    return module.STAGE  # type: ignore[no-any-return]

@@ -245,7 +245,7 @@ SLICES: dict[str, tuple[str, ...]] = {
     "begin": ("seed", "begin", "train"),
     "score": ("seed", "score"),
     "select": ("seed", "select"),
-    "train": ("seed", "train"),
+    "train": ("seed", "train", "govern"),
     "govern": ("budget", "govern", "train"),
     "evaluate": ("seed", "evaluate"),
     "judge": ("judge",),

@@ -228,7 +228,7 @@ class Contract:
         if known is not None:
             found[column, rule] = Violation(self.id, column, rule, known.rows, known.count + count, known.values)
             return
-        lead = column.split(", ")[0]
+        lead = column.split(", ", maxsplit=1)[0]
         values = tuple(repr(batch.column(lead)[row].as_py())[:60] for row in first)
         found[column, rule] = Violation(self.id, column, rule, tuple(at + row for row in first), count, values)
 

@@ -2,7 +2,8 @@
 
 A family is a base class (`Scorer`, `Selector`, `Gate`, …) that names its folder and its entry-point group. A method of
 ours is the class of that family in `<home>/<name>.py`; a method of others is an entry point in the group
-`lazytrain.<family>`. Only the method asked for is imported; listing names and suggesting the nearest one import nothing.
+`lazytrain.<family>`. Only the method asked for is imported; listing names and suggesting the nearest
+one import nothing.
 """
 
 from __future__ import annotations

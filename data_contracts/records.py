@@ -217,7 +217,7 @@ class Verdict(Frozen):
     outcome: Literal["promote", "hold", "reject"]
     reason: str
     candidate: Ref | None
-    champion_version: int | None = Field(None, description="Registry version that the alias named when evaluated.")
+    champion: Ref | None = Field(None, description="The champion compared with; promotion moves the alias only off it.")
     findings: tuple[Finding, ...]
     numbers: dict[str, float | int | str | bool | None] = Field(default_factory=dict)
 

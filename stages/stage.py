@@ -93,6 +93,28 @@ class Progress(Protocol):
     def advance(self, amount: float = 1) -> None: ...
 
 
+class Registered(Protocol):
+    """A version of a registered model: its number and the checkpoint it was registered from."""
+
+    version: int
+    checkpoint: Ref
+
+
+class Registry(Protocol):
+    """The model registry as an effect sees it: read an alias, register a version, move the alias under a check."""
+
+    def current(self, model: str, alias: str) -> Registered | None:
+        """Return what `alias` names now, or None."""
+
+    def promote(
+        self, model: str, alias: str, candidate: Artifact, card: str, tags: Mapping[str, str], expected: Ref | None
+    ) -> Registered:
+        """Register `candidate` (once: the same checkpoint gives the same version) and move `alias` to it.
+
+        Raises `ArtifactError` and moves nothing where `alias` does not name the checkpoint `expected` (None: unset).
+        """
+
+
 class Work(Protocol):
     """All that a stage may touch besides its inputs."""
 
@@ -141,6 +163,9 @@ class Work(Protocol):
 
     def spent(self) -> Ledger:
         """Return the ledger of everything that the inputs descend from."""
+
+    def registry(self) -> Registry:
+        """Return the model registry; only for a stage that is an effect."""
 
     def progress(self, what: str, total: float | None, unit: str) -> AbstractContextManager[Progress]:
         """Show a progress bar with rate and remaining time."""

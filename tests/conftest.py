@@ -1,0 +1,31 @@
+"""Fixtures of all tests: the data folder beside the project, and a quiet, offline environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+for name, value in OFFLINE.items():
+    os.environ.setdefault(name, value)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Return the data folder beside the project; skip the test where it is absent."""
+    folder = ROOT.parent / "shared"
+    if not (folder / "data").is_dir():
+        pytest.skip(f"needs the shared data folder at {folder.name}/ beside the project")
+    return folder

@@ -1,6 +1,6 @@
 """Run stages one after another through the runner, without Prefect: how a benchmark crosses arms that share work.
 
-Every call goes through the store, so arms that ask for the same work meet the same commit, and costs are the manifests'.
+Every call goes through the store, so arms that ask for the same work share one commit; costs are the manifests'.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from data_contracts.cost import Frozen
+from data_contracts.direction import Direction, direction_of
 from data_contracts.errors import ConfigError
 from data_contracts.method import describe
 
@@ -177,7 +178,13 @@ class GovernConfig(Frozen):
     policy: MethodSettings = Field(default_factory=lambda: {"method": "marginal_gain"})
     rounds: int = Field(3, ge=1, description="Most turns of the loop.")
     metric: str = "validation_loss"
-    direction: Literal["minimise", "maximise"] | None = None
+    direction: Direction | None = Field(None, description="Unset: told from the metric's name where that is certain.")
+    evaluation_share: float = Field(0.05, ge=0, lt=1, description="Share of the budget kept for the final evaluation.")
+
+    @model_validator(mode="after")
+    def _directed(self) -> GovernConfig:
+        direction_of(self.metric, self.direction)  # refused here, before anything is trained
+        return self
 
 
 class EvaluateConfig(Frozen):

@@ -1,0 +1,81 @@
+"""The family of policies: one rule that decides inside training and between rounds alike.
+
+A policy is pure: equal states, budgets and allowed actions give equal choices, and every number that a choice was made
+from stands in it. Carrying the choice out, and what a segment may spend, belong to `train` and `govern`.
+
+Inside training:  choice = policy.decide(State.from_rows([rows so far], horizon=rest of the segment's FLOPs),
+                                         remaining budget of the run, INSIDE)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from pydantic import Field
+
+from data_contracts.cost import Budget, Frozen
+from data_contracts.method import Method
+from stages.governor.state import State
+
+INSIDE = frozenset({"continue", "anneal", "end"})
+"""What may be chosen after an evaluation inside a segment: go on, start the decay now, end the segment here."""
+BETWEEN = frozenset({"continue", "reselect", "anneal", "stop"})
+"""What may be chosen between segments."""
+
+Number = float | int | str | bool | None
+
+
+class Choice(Frozen):
+    """An action, why, and every number it was made from."""
+
+    action: str
+    reason: str
+    numbers: dict[str, Number] = Field(default_factory=dict)
+
+
+class Policy(Method):
+    """A rule over (state, remaining budget, allowed actions)."""
+
+    family: ClassVar[str] = "policies"
+    home: ClassVar[str] = "stages.governor.policies"
+
+    def decide(self, state: State, remaining: Budget, allowed: frozenset[str]) -> Choice:
+        """Return one of the `allowed` actions. `remaining` is what is left of the run's budget."""
+        raise TypeError(f"{type(self).__name__} defines no decide")
+
+
+def ending(allowed: frozenset[str]) -> str:
+    """Return the action that ends things here: `end` inside training, `stop` between rounds."""
+    return "end" if "end" in allowed else "stop"
+
+
+def first(allowed: frozenset[str], *preferred: str) -> str:
+    """Return the first of `preferred` that is allowed, else the action that ends things here."""
+    return next((action for action in preferred if action in allowed), ending(allowed))
+
+
+def evidence(state: State) -> dict[str, Number]:
+    """Return the numbers that every choice carries: what was seen, and the best of it, in the metric's own sense.
+
+    `evaluations` counts all, `non_finite_steps` lists the steps whose loss was not finite ("30, 40"; "" for none).
+    """
+    best = state.best
+    last = state.attempts[-1] if state.attempts else None
+    shown = state.shown(last.loss) if last and last.finite else None
+    return {
+        "evaluations": len(state.attempts),
+        "segments": state.last_segment + 1,
+        "training_flops": state.flops,
+        "best_step": best.step if best else None,
+        "best_loss": state.shown(best.loss) if best else None,
+        "last_step": last.step if last else None,
+        "last_loss": shown,
+        "non_finite_steps": ", ".join(map(str, state.non_finite_steps)),
+        "direction": state.direction,
+    }
+
+
+def finite(value: float | None) -> float | None:
+    """Return `value`, or None where it is infinite or not a number (a record holds finite numbers only)."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,196 @@
+"""What a run looks like to a policy: its evaluations along cumulative FLOPs, segment by segment.
+
+A `State` is built from curve tables (or plain rows) and is all that a policy sees besides the remaining budget. It
+promises that a loss which is not finite is kept and counted, and never compares as better. What the numbers mean for
+the next step is the policy's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from data_contracts.direction import Direction
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row of a curve.
+
+    Args:
+        step: optimizer steps since the start of the run.
+        flops: spent since the start of the run, summed over segments.
+        tokens: through the model since the start of the run, summed over segments.
+        loss: the watched metric, turned so that lower is better; None = not evaluated here, NaN or ±inf = not finite.
+        se: its standard error, in the same unit, or None.
+        phase: warmup, stable or decay.
+        segment: 0 is the warm-up segment of a run (or the only segment seen from inside training).
+        train_loss: mean over the window's answer tokens, nats, or None.
+    """
+
+    step: int
+    flops: int
+    tokens: int
+    loss: float | None
+    se: float | None
+    phase: str = "stable"
+    segment: int = 0
+    train_loss: float | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether this is an evaluation with a finite loss."""
+        return self.loss is not None and math.isfinite(self.loss)
+
+    @property
+    def broken(self) -> bool:
+        """Whether a loss was computed here and is not finite."""
+        return any(value is not None and not math.isfinite(value) for value in (self.loss, self.train_loss))
+
+
+@dataclass(frozen=True)
+class State:
+    """What has been seen so far.
+
+    Args:
+        points: every row of every curve, oldest first.
+        direction: of the watched metric; losses in `points` are negated where it is `maximise`.
+        actions: the action that led to each segment ("warmup" for the first), where known.
+        horizon: FLOPs that the step decided on would spend: the rest of the segment (inside training) or the next
+            segment (between rounds). None: as much as the last segment.
+        reselect_flops: what scoring and selecting once cost, where known.
+    """
+
+    points: tuple[Point, ...]
+    direction: Direction = "minimise"
+    actions: tuple[str, ...] = ()
+    horizon: int | None = None
+    reselect_flops: int | None = None
+
+    @classmethod
+    def from_curves(
+        cls,
+        curves: Iterable[pa.Table],
+        *,
+        metric: str = "validation_loss",
+        direction: Direction = "minimise",
+        actions: Sequence[str] = (),
+        horizon: int | None = None,
+        reselect_flops: int | None = None,
+    ) -> State:
+        """Build the state from `curve` tables, oldest first; each table's FLOPs and tokens start at zero."""
+        return cls.from_rows(
+            [table.to_pylist() for table in curves],
+            metric=metric,
+            direction=direction,
+            actions=actions,
+            horizon=horizon,
+            reselect_flops=reselect_flops,
+        )
+
+    @classmethod
+    def from_rows(
+        cls,
+        segments: Iterable[Sequence[Mapping[str, Any]]],
+        *,
+        metric: str = "validation_loss",
+        direction: Direction = "minimise",
+        actions: Sequence[str] = (),
+        horizon: int | None = None,
+        reselect_flops: int | None = None,
+    ) -> State:
+        """Build the state from rows of curve columns, one sequence a segment.
+
+        Only `step` and `metric` are required; a row without `flops` counts its step as its FLOPs, so that a plain file
+        of evaluations can be judged too. The standard error is read from `validation_se` for the validation loss.
+        """
+        points: list[Point] = []
+        flops = tokens = 0
+        se_name = "validation_se" if metric == "validation_loss" else f"{metric}_se"
+        sign = 1.0 if direction == "minimise" else -1.0
+        for segment, rows in enumerate(segments):
+            for row in rows:
+                value = row.get(metric)
+                points.append(
+                    Point(
+                        step=int(row["step"]),
+                        flops=flops + int(row.get("flops", row["step"])),
+                        tokens=tokens + int(row.get("tokens", 0)),
+                        loss=None if value is None else sign * float(value),
+                        se=row.get(se_name),
+                        phase=str(row.get("phase", "stable")),
+                        segment=segment,
+                        train_loss=row.get("train_loss"),
+                    )
+                )
+            if points:
+                flops, tokens = points[-1].flops, points[-1].tokens
+        return cls(tuple(points), direction, tuple(actions), horizon, reselect_flops)
+
+    @property
+    def evaluations(self) -> tuple[Point, ...]:
+        """Evaluations with a finite loss, oldest first."""
+        return tuple(point for point in self.points if point.finite)
+
+    @property
+    def attempts(self) -> tuple[Point, ...]:
+        """Every evaluation, finite or not, oldest first."""
+        return tuple(point for point in self.points if point.loss is not None)
+
+    @property
+    def non_finite_steps(self) -> tuple[int, ...]:
+        """Steps at which a loss (of training or validation) was not finite."""
+        return tuple(point.step for point in self.points if point.broken)
+
+    @property
+    def best(self) -> Point | None:
+        """The first evaluation with the lowest finite loss; None where there is none."""
+        return min(self.evaluations, key=lambda point: point.loss or 0.0, default=None)
+
+    @property
+    def last_segment(self) -> int:
+        """Index of the latest segment; -1 for an empty state."""
+        return self.points[-1].segment if self.points else -1
+
+    @property
+    def annealed(self) -> bool:
+        """Whether the latest segment has reached its decay phase."""
+        return bool(self.points) and self.points[-1].phase == "decay"
+
+    @property
+    def flops(self) -> int:
+        """FLOPs spent in training so far."""
+        return self.points[-1].flops if self.points else 0
+
+    def segment(self, index: int) -> tuple[Point, ...]:
+        """Return the finite evaluations of one segment."""
+        return tuple(point for point in self.evaluations if point.segment == index)
+
+    def segment_flops(self, index: int) -> int:
+        """Return the FLOPs that one segment spent."""
+        own = [point.flops for point in self.points if point.segment == index]
+        before = [point.flops for point in self.points if point.segment < index]
+        return own[-1] - (before[-1] if before else 0) if own else 0
+
+    def start(self, index: int) -> Point | None:
+        """Return the evaluation that segment `index` started from: the best of the segment before it."""
+        return min(self.segment(index - 1), key=lambda point: point.loss or 0.0, default=None)
+
+    def segment_gain(self, index: int) -> float | None:
+        """Return how far a segment lowered the loss: that of its start minus the lowest inside it, nats.
+
+        Without a segment before it, its own first evaluation is the start. None where nothing can be compared.
+        """
+        inside = self.segment(index)
+        start = self.start(index) or (inside[0] if len(inside) > 1 else None)
+        if start is None or not inside:
+            return None
+        return float(start.loss or 0.0) - min(float(point.loss or 0.0) for point in inside)
+
+    def shown(self, loss: float | None) -> float | None:
+        """Return a loss of this state in the metric's own sense (undoing the sign of `maximise`)."""
+        return loss if loss is None or self.direction == "minimise" else -loss

@@ -142,6 +142,7 @@ class ModelPin(Frozen):
     longest: int = Field(ge=1, description="Positions the model was made for.")
     tokenizer_digest: str
     files: tuple[FileEntry, ...]
+    grown_vocabulary: int = Field(0, ge=0, description="Rows the embedding is grown to on loading; 0 leaves it.")
 
 
 class Plan(Frozen):

@@ -1,0 +1,1 @@
+"""The noun *meter*: floating-point operations from the operators that ran, memory from the process, machine facts."""

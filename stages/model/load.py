@@ -1,0 +1,213 @@
+"""Loading a pinned model and its tokenizer: safetensors or GGUF, never a pickle, never code from the model's folder.
+
+What comes back is a plain transformers model in evaluation mode, every weight taken from the file (a missing one is an
+error, not a random number). Importing this module imports no torch; pinning and locating live in `pin.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_contracts.errors import ModelError
+from data_contracts.records import ModelPin
+from stages.model.pin import locate, pin_model, weight_files
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+__all__ = ["config_of", "empty_model", "grow", "load_folder", "load_model", "load_tokenizer", "locate", "pin_model"]
+
+
+def load_tokenizer(pin: ModelPin) -> PreTrainedTokenizerFast:
+    """Return the model's own tokenizer: from its files, or from the GGUF file where there are none.
+
+    Raises `ModelError` where there is none, or only a slow one (no offsets, so no answer mask).
+    """
+    from transformers import AutoTokenizer
+
+    folder = locate(pin)
+    settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    gguf = _gguf(folder)
+    if gguf is not None and not (folder / "tokenizer.json").is_file():
+        settings["gguf_file"] = gguf.name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **settings)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{pin.source} has a tokenizer", str(error), "add tokenizer.json to its folder") from error
+    if not tokenizer.is_fast:
+        raise ModelError("a fast tokenizer", f"{type(tokenizer).__name__} is slow", "add tokenizer.json to its folder")
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def load_model(pin: ModelPin, *, dtype: torch.dtype | None = None, device: str = "cpu") -> PreTrainedModel:
+    """Return the pinned model: `dtype` (float32 where None) on `device`, eval(), no cache, embedding grown if pinned so.
+
+    Raises `ModelError` where weights are missing, do not fit the config, or the head is not a plain projection.
+    """
+    model = load_folder(locate(pin), dtype=dtype, device=device)
+    if pin.grown_vocabulary:
+        grow(model, pin.grown_vocabulary)
+    return model
+
+
+def load_folder(folder: Path, *, dtype: torch.dtype | None = None, device: str = "cpu") -> PreTrainedModel:
+    """Load a model from a folder of safetensors or one GGUF file; see `load_model`."""
+    import torch
+
+    from stages.model.loss import verify_head
+
+    dtype = torch.float32 if dtype is None else dtype
+    gguf = _gguf(folder)
+    model = _from_safetensors(folder, dtype) if gguf is None else _from_gguf(gguf, dtype)
+    model.config.use_cache = False
+    model.config._name_or_path = ""  # a path of this machine must not travel with a checkpoint
+    model.eval()
+    verify_head(model)
+    return model.to(device)  # type: ignore[arg-type]
+
+
+def config_of(pin: ModelPin) -> PretrainedConfig:
+    """Return the model's transformers config, reading no weights."""
+    folder = locate(pin)
+    gguf = _gguf(folder)
+    if gguf is not None:
+        return _llama_config(gguf)
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def empty_model(pin: ModelPin, *, layers: int | None = None, vocabulary: int | None = None) -> PreTrainedModel:
+    """Build the model on the meta device (no weights, no memory), with fewer layers where asked."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(pin)
+    config.use_cache = False
+    if layers is not None:
+        config.num_hidden_layers = layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:layers]
+    rows = vocabulary or pin.grown_vocabulary
+    if rows:
+        config.vocab_size = rows
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()  # type: ignore[no-any-return]
+
+
+def grow(model: PreTrainedModel, vocabulary: int) -> None:
+    """Grow the embedding (and head) to `vocabulary` rows; each new row is the mean of the old ones.
+
+    The mean gives a new token the average logit, and unlike a draw it is the same on every load.
+    """
+    import torch
+
+    old = model.get_input_embeddings().weight.shape[0]
+    if vocabulary <= old:
+        return
+    model.resize_token_embeddings(vocabulary, mean_resizing=False)
+    with torch.no_grad():
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+            weight = layer.weight
+            weight[old:] = weight[:old].mean(dim=0)
+
+
+def _gguf(folder: Path) -> Path | None:
+    files = weight_files(folder)
+    return files[0] if files[0].suffix == ".gguf" else None
+
+
+def _from_safetensors(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"{folder.name} holds a loadable model", str(error), "check config.json and weights"
+        ) from error
+    wrong = sorted(map(str, info["missing_keys"])) + sorted(str(item) for item in info.get("mismatched_keys", ()))
+    if wrong:
+        raise ModelError(
+            "every weight of the architecture is in the files",
+            f"{len(wrong)} are missing or of another shape, such as {', '.join(wrong[:3])}",
+            "restore the model's files",
+        )
+    return model  # type: ignore[no-any-return]
+
+
+def _from_gguf(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Dequantise through transformers, then rebuild: the model it returns is marked quantised and refuses to be saved.
+
+    Two traps: the file's rms_norm_eps is a rounded float32 (9.99e-06), and the config keeps a quantisation entry.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=dtype, local_files_only=True, trust_remote_code=False
+    )
+    state = loaded.state_dict()
+    config = _plain_llama(loaded.config)
+    del loaded
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+    model.tie_weights()
+    left = set(missing) - ({"lm_head.weight"} if config.tie_word_embeddings else set())
+    if left or unexpected:
+        raise ModelError("a GGUF file with every weight of a Llama", f"{sorted(left)} missing", "download it again")
+    rotary = type(model.model.rotary_emb)(config)  # its frequencies are a buffer that no file holds
+    model.model.rotary_emb = rotary
+    return model
+
+
+def _llama_config(path: Path) -> PretrainedConfig:
+    """Return the config that `_from_gguf` ends with, from the file's header alone."""
+    from transformers import LlamaConfig
+
+    from stages.model.gguf_header import read_gguf_header
+
+    header = read_gguf_header(path)
+    read = {key.removeprefix("llama."): value for key, value in header.metadata.items() if key.startswith("llama.")}
+    if any(key.startswith("rope.scaling") for key in read):
+        raise ModelError("a GGUF Llama with plain rotary positions", f"{path.name} scales them", "give safetensors")
+    return _plain_llama(
+        LlamaConfig(
+            vocab_size=header.shapes["token_embd.weight"][0],
+            hidden_size=read["embedding_length"],
+            intermediate_size=read["feed_forward_length"],
+            num_hidden_layers=read["block_count"],
+            num_attention_heads=read["attention.head_count"],
+            num_key_value_heads=read.get("attention.head_count_kv", read["attention.head_count"]),
+            max_position_embeddings=read["context_length"],
+            rms_norm_eps=read["attention.layer_norm_rms_epsilon"],
+            rope_parameters={"rope_type": "default", "rope_theta": read.get("rope.freq_base", 10000.0)},
+            tie_word_embeddings="output.weight" not in header.shapes,
+            bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id"),
+            eos_token_id=header.metadata.get("tokenizer.ggml.eos_token_id"),
+            pad_token_id=header.metadata.get("tokenizer.ggml.padding_token_id"),
+        )
+    )
+
+
+def _plain_llama(config: Any) -> PretrainedConfig:
+    from transformers import LlamaConfig
+
+    values = config.to_dict()
+    for name in ("quantization_config", "_name_or_path", "transformers_version", "architectures", "dtype"):
+        values.pop(name, None)
+    plain = LlamaConfig(**json.loads(json.dumps(values)))
+    plain.rms_norm_eps = float(f"{plain.rms_norm_eps:.6g}")
+    plain.architectures = ["LlamaForCausalLM"]
+    return plain

@@ -1,0 +1,49 @@
+"""Word n-grams as sets of 64-bit hashes: what near-duplicates and contamination both count.
+
+Hashes, not texts, are held: 8 bytes an n-gram. Two different n-grams share a hash with probability 2⁻⁶⁴, so a set of
+a million is exact for every purpose here. Words are those of `normalise.words`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+Grams = NDArray[np.uint64]
+
+
+def grams(words: Sequence[str], n: int) -> Grams:
+    """Return the sorted unique hashes of the n-grams of `words`; empty where there are fewer than `n` words."""
+    if n < 1:
+        raise ValueError("an n-gram has at least one word")
+    count = len(words) - n + 1
+    if count < 1:
+        return np.empty(0, np.uint64)
+    digest = xxhash.xxh3_64_intdigest
+    return np.array(sorted({digest(" ".join(words[i : i + n])) for i in range(count)}), np.uint64)
+
+
+def shared(a: Grams, b: Grams) -> int:
+    """Return how many hashes two sorted unique arrays share."""
+    if len(a) > len(b):
+        a, b = b, a
+    if not len(a):
+        return 0
+    at = np.searchsorted(b, a)
+    at[at == len(b)] = len(b) - 1
+    return int(np.count_nonzero(b[at] == a))
+
+
+def jaccard(a: Grams, b: Grams) -> float:
+    """Return |a ∩ b| / |a ∪ b|, in [0, 1]; two empty sets share nothing: 0."""
+    both = shared(a, b)
+    union = len(a) + len(b) - both
+    return both / union if union else 0.0
+
+
+def overlap(item: Grams, other: Grams) -> float:
+    """Return the share of `item`'s n-grams that stand in `other`, in [0, 1]; 0 for an item too short to have one."""
+    return shared(item, other) / len(item) if len(item) else 0.0

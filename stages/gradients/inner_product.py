@@ -1,0 +1,251 @@
+"""Inner products of per-example gradients with fixed directions, without ever forming a per-example gradient.
+
+For a linear layer with inputs a and output gradients b, the gradient of one document is Σ_t b_t a_tᵀ, so its product with
+a direction V is Σ_t b_tᵀ V a_t: one matrix product the size of the weight gradient that training would compute. For
+several directions the document's gradient of one layer is formed inside the batch and multiplied once, where that takes
+fewer operations. Every other module is differentiated along V (forward mode), so the result is exact for all of them.
+Shapes: D documents, J directions, B rows, T positions, N rows given to a layer, i and o a layer's inputs and outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from data_contracts.errors import ModelError
+from stages.gradients.taps import Call, Taps, owners
+from stages.model.batch import TokenBatch
+from stages.model.loss import document_losses, plain
+
+FORMED_BYTES = 64 * 2**20
+"""Memory that the per-document gradients of one layer may take at once."""
+LOGIT_BYTES = 512 * 2**20
+"""Memory of the logits that may be held at once; a batch with more goes through the head in chunks."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """What one forward and backward pass over a batch gave.
+
+    Attributes:
+        product_DJ: float64, ⟨gradient of document d's *summed* answer loss, direction j⟩.
+        loss_sum_D: nats, summed over the document's answer tokens.
+        answer_tokens_D: int64.
+    """
+
+    product_DJ: Tensor
+    loss_sum_D: Tensor
+    answer_tokens_D: Tensor
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the rows given to a layer stand: flat positions (None: all of them) and the runs of each document."""
+
+    index_N: Tensor | None
+    runs: list[tuple[int, int, int]]  # (document, first row, one past the last row)
+
+
+class InnerProducts:
+    """A context that scores batches against fixed directions.
+
+    Args:
+        model: evaluated as it is (call `eval()` first: dropout would make the products random).
+        directions: parameter name (as in `model.named_parameters()`) to a tensor (J, *parameter.shape). A parameter
+            that is not named takes no part, and backward goes no deeper than the lowest named one.
+        autocast: dtype of the forward pass; None computes in the weights' own. Products add up in float64 either way.
+
+    Raises `ModelError` in `of` where a named parameter is used other than by calling the module that owns it, or by a
+    module whose rows are not the batch's tokens: what could not be counted is never left out silently.
+    """
+
+    def __init__(
+        self, model: nn.Module, directions: Mapping[str, Tensor], *, autocast: torch.dtype | None = None
+    ) -> None:
+        self.groups = next(iter(directions.values())).shape[0] if directions else 0
+        self.extra_flops = 0
+        """Operations beyond those of the weight gradients that a training step would compute instead."""
+        self._model, self._autocast = model, autocast
+        self._directions = dict(directions)
+        self._owners = owners(model, directions)
+        self._taps = Taps(model, self._owners, self._visit)
+        self._head = plain(model).get_output_embeddings()
+        self._seen: set[str] = set()
+        self._checked = False
+
+    def __enter__(self) -> InnerProducts:
+        self._taps.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._taps.__exit__(kind, error, trace)
+
+    def of(self, batch: TokenBatch) -> Products:
+        """Return the products of every document of `batch`; one forward and one backward pass."""
+        rows, length = batch.shape
+        device = batch.input_ids_BT.device
+        self._batch, documents = batch, len(batch.example_ids)
+        self._positions = torch.zeros(rows * length, self.groups, dtype=torch.float64, device=device)
+        self._formed = torch.zeros(documents, self.groups, dtype=torch.float64, device=device)
+        self._everywhere = _Places(None, _runs(batch.document_BT.flatten()))
+        self._answers = _Places(batch.answers.source_N, _runs(batch.answers.document_N))
+        self._taps.begin(rows)
+        with torch.enable_grad():
+            with torch.autocast(device.type, dtype=self._autocast, enabled=self._autocast is not None):
+                loss_sum_D, answer_tokens_D = document_losses(self._model, batch, chunk_tokens=self._chunk())
+            if loss_sum_D.requires_grad and len(batch.answers.label_N):
+                loss_sum_D.sum().backward()
+        self._check()
+        owner = batch.document_BT.flatten()
+        totals = torch.zeros(documents + 1, self.groups, dtype=torch.float64, device=device)
+        totals.index_add_(0, torch.where(owner < 0, documents, owner), self._positions)
+        return Products(totals[:documents] + self._formed, loss_sum_D.detach(), answer_tokens_D)
+
+    def _chunk(self) -> int:
+        vocabulary = getattr(self._head, "out_features", None) or plain(self._model).config.vocab_size
+        return max(1, LOGIT_BYTES // (4 * vocabulary))
+
+    def _check(self) -> None:
+        """After the first batch with an answer: every named parameter was met."""
+        if self._checked or not len(self._batch.answers.label_N):
+            return
+        missed = sorted(set(self._directions) - self._seen)
+        if missed:
+            raise ModelError(
+                "a trainable parameter acts through the module that owns it",
+                f"{len(missed)} did not, the first is {missed[0]}",
+                "freeze these parameters, or score with a method that reads no gradients",
+            )
+        self._checked = True
+
+    def _visit(self, call: Call) -> None:
+        own = self._owners[call.module]
+        self._seen.update(own.values())
+        direction = {attribute: self._directions[name] for attribute, name in own.items()}
+        places = self._places(call)
+        forward = type(call.module).forward
+        if forward in (nn.Linear.forward, Conv1D.forward):
+            given_Ni, gradient_No = call.given.flatten(0, -2), call.gradient.flatten(0, -2)
+            if "bias" in direction:
+                self._add(places, gradient_No.to(direction["bias"].dtype) @ direction["bias"].T)
+            if "weight" in direction:
+                weight_Joi = direction["weight"]
+                if forward is Conv1D.forward:
+                    weight_Joi = weight_Joi.transpose(1, 2)
+                self._linear(places, weight_Joi, given_Ni, gradient_No)
+            return
+        gradient_No = call.gradient.flatten(0, -2)
+        kept_N = _kept(call)
+        columns = []
+        for group in range(self.groups):
+            if forward is nn.Embedding.forward:
+                tangent = functional.embedding(call.given, direction["weight"][group])
+            else:
+                tangent = _tangent(call, {name: value[group] for name, value in direction.items()})
+            columns.append(_dot(gradient_No, tangent.flatten(0, -2)) * kept_N)
+        self._add(places, torch.stack(columns, dim=1))
+
+    def _places(self, call: Call) -> _Places:
+        """Find which tokens the rows of a call are. Raises `ModelError` where they are no tokens of the batch."""
+        rows, length = self._batch.shape
+        leading = tuple(call.gradient.shape[:-1])
+        if call.module is self._head and len(leading) == 1:
+            source_N, whole = self._answers.index_N, len(self._batch.answers.label_N)
+            assert source_N is not None
+            if call.start == 0 and leading[0] == whole:
+                return self._answers
+            piece = slice(call.start, call.start + leading[0])
+            if piece.stop <= whole:
+                return _Places(source_N[piece], _runs(self._batch.answers.document_N[piece]))
+        elif leading in ((rows, length), (rows * length,)):
+            return self._everywhere
+        raise ModelError(
+            "a module with trainable parameters sees one row a token",
+            f"{type(call.module).__name__} sees rows of shape {leading} in a batch of {rows} x {length}",
+            "freeze its parameters, or score with a method that reads no gradients",
+        )
+
+    def _linear(self, places: _Places, weight_Joi: Tensor, given_Ni: Tensor, gradient_No: Tensor) -> None:
+        count, documents = len(given_Ni), len(places.runs)
+        size = weight_Joi[0].numel()
+        contracting = 2 * count * size * self.groups
+        forming = 2 * count * size + 2 * documents * size * self.groups
+        if contracting <= forming:
+            self.extra_flops += contracting - 2 * count * size
+            self._add(places, torch.stack([_contract(one, given_Ni, gradient_No) for one in weight_Joi], dim=1))
+            return
+        self.extra_flops += forming - 2 * count * size
+        self._form(places, weight_Joi.reshape(self.groups, -1), given_Ni, gradient_No)
+
+    def _form(self, places: _Places, flat_JP: Tensor, given_Ni: Tensor, gradient_No: Tensor) -> None:
+        """Form one layer's gradient for a few documents at a time and multiply it by all directions at once."""
+        most = max(1, FORMED_BYTES // (4 * flat_JP.shape[1]))
+        given_Ni = given_Ni.to(gradient_No.dtype)
+        for at in range(0, len(places.runs), most):
+            some = places.runs[at : at + most]
+            formed_dP = torch.stack([(gradient_No[a:z].T @ given_Ni[a:z]).flatten() for _, a, z in some])
+            owner = torch.tensor([document for document, _, _ in some], device=formed_dP.device)
+            self._formed.index_add_(0, owner, (formed_dP.to(flat_JP.dtype) @ flat_JP.T).double())
+
+    def _add(self, places: _Places, values_NJ: Tensor) -> None:
+        if places.index_N is None:
+            self._positions += values_NJ
+        else:
+            self._positions.index_add_(0, places.index_N, values_NJ.double())
+
+
+def _runs(document_N: Tensor) -> list[tuple[int, int, int]]:
+    """Return (document, start, end) of each run of equal non-negative document numbers."""
+    values, counts = torch.unique_consecutive(document_N.cpu(), return_counts=True)
+    ends = counts.cumsum(0).tolist()
+    return [
+        (document, end - count, end)
+        for document, end, count in zip(values.tolist(), ends, counts.tolist(), strict=True)
+        if document >= 0
+    ]
+
+
+def _contract(weight_oi: Tensor, given_Ni: Tensor, gradient_No: Tensor) -> Tensor:
+    """Return b_tᵀ V a_t of each row; the smaller of the two sides is the one held."""
+    dtype = gradient_No.dtype
+    outputs, inputs = weight_oi.shape
+    if outputs >= inputs:
+        return _dot(gradient_No @ weight_oi.to(dtype), given_Ni)
+    return _dot(given_Ni.to(dtype) @ weight_oi.T.to(dtype), gradient_No)
+
+
+def _dot(left_NK: Tensor, right_NK: Tensor) -> Tensor:
+    """Return the row-wise dot product in at least float32."""
+    dtype = torch.promote_types(torch.promote_types(left_NK.dtype, right_NK.dtype), torch.float32)
+    return torch.linalg.vecdot(left_NK.to(dtype), right_NK.to(dtype))
+
+
+def _kept(call: Call) -> Tensor:
+    """Return 0 where an embedding is defined to pass no gradient (its padding id), else 1; shape (N)."""
+    padding = getattr(call.module, "padding_idx", None)
+    rows = call.gradient.flatten(0, -2)
+    if padding is None or call.given.is_floating_point():
+        return torch.ones(len(rows), dtype=torch.float32, device=rows.device)
+    return (call.given.flatten() != padding).to(torch.float32)
+
+
+def _tangent(call: Call, direction: dict[str, Tensor]) -> Tensor:
+    """Return the derivative of the module's output along `direction`, its input held fixed."""
+    module = call.module
+    values = {name: getattr(module, name).detach() for name in direction}
+
+    def output(parameters: dict[str, Tensor]) -> Any:
+        return functional_call(module, parameters, (call.given, *call.rest), dict(call.named))
+
+    tangents = {name: value.to(values[name].dtype) for name, value in direction.items()}
+    return jvp(output, (values,), (tangents,))[1]  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
 """Inner products of per-example gradients with fixed directions, without ever forming a per-example gradient.
 
-For a linear layer with inputs a and output gradients b, the gradient of one document is Σ_t b_t a_tᵀ, so its product with
-a direction V is Σ_t b_tᵀ V a_t: one matrix product the size of the weight gradient that training would compute. For
-several directions the document's gradient of one layer is formed inside the batch and multiplied once, where that takes
-fewer operations. Every other module is differentiated along V (forward mode), so the result is exact for all of them.
+For a linear layer with inputs a and output gradients b, the gradient of one document is Σ_t b_t a_tᵀ, so its product
+with a direction V is Σ_t b_tᵀ V a_t: one matrix product the size of the weight gradient that training would compute.
+For several directions the document's gradient of one layer is formed inside the batch and multiplied once, where that
+takes fewer operations. Every other module is differentiated along V (forward mode), so all of them are exact.
 Shapes: D documents, J directions, B rows, T positions, N rows given to a layer, i and o a layer's inputs and outputs.
 """
 

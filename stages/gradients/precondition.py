@@ -1,7 +1,7 @@
 """Adam's preconditioner and the mean gradient that it is applied to.
 
-D = 1 / (√v̂ + ε) with v̂ = v / (1 − β₂ᵘ), u updates (Kingma & Ba 2015, algorithm 1). Since ⟨D gᵢ, Ḡ⟩ = ⟨gᵢ, D Ḡ⟩, only the
-target's mean gradient Ḡ is preconditioned, elementwise and exactly; per-example gradients never are.
+D = 1 / (√v̂ + ε) with v̂ = v / (1 − β₂ᵘ), u updates (Kingma & Ba 2015, algorithm 1). Since ⟨D gᵢ, Ḡ⟩ = ⟨gᵢ, D Ḡ⟩,
+only the target's mean gradient Ḡ is preconditioned, elementwise and exactly; per-example gradients never are.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A tap is an identity in the graph: forward it keeps the module's input (through `save_for_backward`, so activation
 checkpointing and offloading treat it like any saved tensor), backward it hands input and output gradient to a visitor
-and passes the gradient on. Weight gradients are never formed, and backward goes no deeper than the lowest tapped module.
-What is computed from the pair is left to the visitor (see `inner_product.py`).
+and passes the gradient on. Weight gradients are never formed, and backward goes no deeper than the lowest tapped
+module. What is computed from the pair is left to the visitor (see `inner_product.py`).
 """
 
 from __future__ import annotations

@@ -142,7 +142,8 @@ def test_a_document_without_a_token_to_predict_gets_zero_and_no_tokens() -> None
     with InnerProducts(model, directions) as products:
         found = products.of(collate([row, *others]))
         lone = products.of(collate([row]))
-    assert found.product_DJ[0].item() == 0 and found.answer_tokens_D[0] == 0
+    assert found.product_DJ[0].item() == 0
+    assert found.answer_tokens_D[0] == 0
     assert lone.product_DJ.tolist() == [[0.0]]
     assert error(found.product_DJ[1:], oracle(model, others, directions)) < 1e-12
 
@@ -172,7 +173,7 @@ def test_a_parameter_that_acts_outside_its_module_is_refused_not_left_out() -> N
     norm.forward = lambda hidden: forward(hidden) * holder.weight[0, 0]
     with (
         InnerProducts(model, directions_for(model, 1)) as products,
-        pytest.raises(ModelError, match="outside.weight"),
+        pytest.raises(ModelError, match=r"outside\.weight"),
     ):
         products.of(collate(rows))
 

@@ -1,0 +1,1 @@
+"""The verb `govern`: whether the next segment is worth its FLOPs."""

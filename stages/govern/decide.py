@@ -1,0 +1,171 @@
+"""From curves, checkpoints, ledger and the previous decision to the next one. Pure.
+
+What may still be spent is the budget minus the ledger, minus a share kept for the final evaluation; limits in tokens,
+seconds or money are turned into FLOPs at the rate at which training has spent them so far, so that one number is
+compared. Each remaining round gets an equal share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from data_contracts.config import BudgetConfig, GovernConfig
+from data_contracts.cost import STOCKS, Budget, Cost
+from data_contracts.direction import direction_of
+from data_contracts.errors import ArtifactError
+from data_contracts.ledger import Ledger
+from data_contracts.method import resolve
+from data_contracts.records import Decision, Ref
+from stages.governor.policy import BETWEEN, Choice, Number, Policy, evidence
+from stages.governor.state import State
+
+TRAINING = ("warm_up", "train")
+CHOOSING = ("score", "select")
+
+SegmentRow = tuple[int, str, int, float | None, float | None, float | None]
+
+
+class Settings(Protocol):
+    """The sections of the configuration that a decision reads."""
+
+    @property
+    def budget(self) -> BudgetConfig: ...
+    @property
+    def govern(self) -> GovernConfig: ...
+
+
+def decide(
+    settings: Settings, curves: Sequence[pa.Table], checkpoints: Sequence[Ref], previous: Decision | None, spent: Ledger
+) -> tuple[Decision, tuple[SegmentRow, ...]]:
+    """Return the decision after the latest of `curves`, and one row a segment for people.
+
+    Args:
+        settings: the sections `budget` and `govern`.
+        curves, checkpoints: one a segment, the warm-up first.
+        previous: the decision that led to the latest segment; None after the warm-up.
+        spent: everything that the inputs descend from.
+
+    Raises `ArtifactError` where curves and checkpoints are not parallel or do not follow `previous`.
+    """
+    round_ = 0 if previous is None else previous.round + 1
+    if not curves or len(curves) != len(checkpoints) or len(curves) != round_ + 1:
+        raise ArtifactError(
+            "one curve and one checkpoint a segment, oldest first, and one segment a decision",
+            f"{len(curves)} curve(s) and {len(checkpoints)} checkpoint(s) after round {round_}",
+            "pass the outputs of begin and of every train so far, with the latest decision",
+        )
+    govern = settings.govern
+    direction = direction_of(govern.metric, govern.direction)
+    actions = _actions(previous)
+    budget = Budget(**settings.budget.model_dump())
+    remaining = budget.minus(spent.total)
+    spendable = _spendable(budget, remaining, spent, govern.evaluation_share)
+    rounds_left = max(0, govern.rounds - round_)
+    choosing = _mean_choosing(spent, actions)
+    share = None if spendable is None else spendable // max(1, rounds_left)
+    state = State.from_curves(
+        curves,
+        metric=govern.metric,
+        direction=direction,
+        actions=actions,
+        horizon=share,
+        reselect_flops=choosing,
+    )
+    choice = _choose(govern, state, remaining.model_copy(update={"flops": spendable}), round_, rounds_left)
+    numbers: dict[str, Number] = {
+        **choice.numbers,
+        "spent_flops": spent.total.flops,
+        "spendable_flops": spendable,
+        "rounds": govern.rounds,
+        "rounds_left": rounds_left,
+        **{f"segment_{i}_action": action for i, action in enumerate(actions)},
+    }
+    if choice.action == "reselect" and spendable is not None:
+        share = max(0, spendable - (choosing or 0)) // max(1, rounds_left)
+    best = state.best
+    decision = Decision(
+        action=choice.action,
+        reason=choice.reason,
+        round=round_,
+        replans=round_ == 0 and choice.action != "stop",
+        best=checkpoints[best.segment] if best else None,
+        best_step=best.step if best else None,
+        best_loss=state.shown(best.loss) if best else None,
+        non_finite_steps=state.non_finite_steps,
+        direction=direction,
+        segment_flops=None if choice.action == "stop" else share,
+        remaining=remaining,
+        numbers=numbers,
+    )
+    return decision, _segments(state)
+
+
+def _choose(govern: GovernConfig, state: State, remaining: Budget, round_: int, rounds_left: int) -> Choice:
+    """Ask the policy for one of the actions that the number of rounds leaves open."""
+    policy = resolve(Policy, govern.policy, "govern.policy")
+    if rounds_left == 0:
+        reason = f"all {govern.rounds} round(s) are used"
+        return Choice(action="stop", reason=reason, numbers=evidence(state))
+    if rounds_left == 1 and round_ > 0:
+        choice = policy.decide(state, remaining, frozenset({"anneal", "stop"}))
+        return choice.model_copy(update={"reason": f"last of {govern.rounds} rounds: {choice.reason}"})
+    return policy.decide(state, remaining, BETWEEN)
+
+
+def _actions(previous: Decision | None) -> tuple[str, ...]:
+    """Return the action that led to each segment, as the chain of decisions has carried it."""
+    if previous is None:
+        return ("warmup",)
+    return (*(str(previous.numbers[f"segment_{i}_action"]) for i in range(previous.round + 1)), previous.action)
+
+
+def _spendable(budget: Budget, remaining: Budget, spent: Ledger, evaluation_share: float) -> int | None:
+    """Return the FLOPs that training, scoring and selecting may still spend; None without any limit.
+
+    A limit on another stock counts as remaining / spent-in-training × FLOPs-in-training.
+    """
+    trained = Cost()
+    for cause, cost in spent.by_cause().items():
+        if cause in TRAINING:
+            trained += cost
+    limits = []
+    for stock in STOCKS:
+        limit: float | None = getattr(budget, stock)
+        used: float = getattr(trained, stock)
+        if limit is None:
+            continue
+        left = max(0.0, getattr(remaining, stock) - evaluation_share * limit)
+        if stock == "flops":
+            limits.append(int(left))
+        elif used > 0 and trained.flops > 0:
+            limits.append(int(left / used * trained.flops))
+    return min(limits, default=None)
+
+
+def _mean_choosing(spent: Ledger, actions: Sequence[str]) -> int | None:
+    """Return what scoring and selecting have cost a re-selection, FLOPs; None before the first."""
+    times = sum(action == "reselect" for action in actions)
+    if not times:
+        return None
+    return sum(cost.flops for cause, cost in spent.by_cause().items() if cause in CHOOSING) // times
+
+
+def _segments(state: State) -> tuple[SegmentRow, ...]:
+    rows: list[Any] = []
+    for index in range(state.last_segment + 1):
+        inside, start = state.segment(index), state.start(index)
+        lowest = min((point.loss or 0.0 for point in inside), default=None)
+        rows.append(
+            (
+                index,
+                state.actions[index],
+                state.segment_flops(index),
+                state.shown(start.loss if start else None),
+                state.shown(lowest),
+                state.segment_gain(index),
+            )
+        )
+    return tuple(rows)

@@ -1,0 +1,89 @@
+"""The stop rule on a plain file of evaluations: the same policies, one row at a time.
+
+Each line of the file is a JSON object with `step` and the watched metric. The direction is settled before the first
+row is read; rows after the stop are never looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from data_contracts.cost import Budget, Frozen
+from data_contracts.direction import Direction, direction_of
+from data_contracts.errors import InputError
+from data_contracts.method import resolve
+from stages.governor.policy import Choice, Policy
+from stages.governor.state import State
+
+
+class StopReport(Frozen):
+    """Where the rule stopped, what it keeps, and what it said at each evaluation."""
+
+    metric: str
+    direction: Direction
+    stopped_at: int | None = Field(description="Step at which the rule stopped; None where the file ended first.")
+    reason: str
+    best_step: int | None
+    best_value: float | None
+    non_finite_steps: tuple[int, ...]
+    log: tuple[str, ...] = Field(description="One line an evaluation seen.")
+
+
+def replay(
+    path: Path, policy: Mapping[str, Any], metric: str = "eval_loss", direction: Direction | None = None
+) -> StopReport:
+    """Feed a JSON-lines file of evaluations to the policy and return where it stops.
+
+    Args:
+        path: one JSON object a line with `step`, `metric` and, where known, `flops`.
+        policy: `{method: patience, patience: 2}`.
+        metric, direction: the watched value; the direction may be left out where the name is certain.
+
+    Raises `ConfigError` for a direction that cannot be told, `InputError` for a file without such rows.
+    """
+    direction = direction_of(metric, direction)
+    rule = resolve(Policy, policy, "govern.policy")
+    rows: list[dict[str, Any]] = []
+    log = [f"{metric} is watched; {direction} it"]
+    choice, stopped = Choice(action="continue", reason="no evaluation"), None
+    state = State(())
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        rows.append(_row(path, number, line, metric))
+        state = State.from_rows([rows], metric=metric, direction=direction)
+        choice = rule.decide(state, Budget(), frozenset({"continue", "end"}))
+        log.append(f"step {rows[-1]['step']}: {metric} {rows[-1][metric]}: {choice.action}, {choice.reason}")
+        if choice.action == "end":
+            stopped = int(rows[-1]["step"])
+            break
+    if not rows:
+        raise InputError("at least one evaluation", f"{path.name} holds none", "write one JSON object a line")
+    best = state.best
+    return StopReport(
+        metric=metric,
+        direction=direction,
+        stopped_at=stopped,
+        reason=choice.reason,
+        best_step=best.step if best else None,
+        best_value=state.shown(best.loss) if best else None,
+        non_finite_steps=state.non_finite_steps,
+        log=tuple(log),
+    )
+
+
+def _row(path: Path, number: int, line: str, metric: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        return {**row, "step": int(row["step"]), metric: float(row[metric])}
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"a JSON object with a whole `step` and a number `{metric}` a line",
+            f"{path.name}, line {number}: {error!r}",
+            "mend the line or name the metric it holds",
+        ) from error

@@ -1,0 +1,79 @@
+"""Decide what a run does next, from its curves, its ledger and what is left of its budget.
+
+The policy decides (`stages/governor`); this stage gives it the state and the budget, enforces the number of rounds,
+says what the next segment may spend, and names the best checkpoint so far. Equal curves and FLOPs give equal decisions;
+wall time enters only where the budget sets seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from data_contracts.config import BudgetConfig, GovernConfig, TrainConfig
+from data_contracts.cost import Frozen
+from data_contracts.method import Method
+from data_contracts.records import Decision, Summary, Table
+from stages.stage import Inputs, Stage, Takes, Work
+
+
+class GovernSlice(Frozen):
+    """What governing reads of the configuration."""
+
+    budget: BudgetConfig
+    govern: GovernConfig
+    train: TrainConfig
+
+
+class Govern(Stage[GovernSlice]):
+    """Curves, checkpoints, plan and the previous decision to the next decision."""
+
+    verb = "govern"
+    config = GovernSlice
+    takes = {  # noqa: RUF012 - a declaration
+        "curve": Takes("curve", many=True),
+        "checkpoint": Takes("checkpoint", many=True),
+        "plan": Takes("plan"),
+        "decision": Takes("decision", optional=True),
+    }
+    gives = {"decision": "decision"}  # noqa: RUF012
+
+    def methods(self, config: GovernSlice) -> Iterable[tuple[type[Method], str]]:
+        """Return the configured policy."""
+        from stages.governor.policy import Policy
+
+        return [(Policy, str(config.govern.policy.get("method")))]
+
+    def run(self, config: GovernSlice, inputs: Inputs, work: Work) -> Summary:
+        """Write the decision."""
+        from stages.govern.decide import decide
+
+        previous = inputs.maybe("decision")
+        decision, segments = decide(
+            config,
+            [artifact.table() for artifact in inputs.all("curve")],
+            [artifact.ref for artifact in inputs.all("checkpoint")],
+            previous.record(Decision) if previous else None,
+            work.spent(),
+        )
+        work.record("decision", decision)
+        facts: dict[str, str | int | float | bool | None] = {
+            "action": decision.action,
+            "reason": decision.reason,
+            "round": decision.round,
+            "best validation loss": decision.best_loss,
+            "best step": decision.best_step,
+            "next segment FLOPs at most": decision.segment_flops,
+            "remaining FLOPs": decision.remaining.flops,
+            "direction": decision.direction,
+        }
+        if decision.non_finite_steps:
+            facts["steps with a non-finite loss"] = ", ".join(map(str, decision.non_finite_steps))
+        columns = ("segment", "action", "FLOPs", "loss at its start", "lowest loss", "gain (nats)")
+        return Summary(
+            title=f"govern: {decision.action}",
+            facts=facts,
+            tables=(Table(title="Segments", columns=columns, rows=segments),),
+        )
+
+
+STAGE = Govern()

@@ -1,0 +1,87 @@
+"""The marginal gain of training, G = −ΔL/ΔFLOPs of the validation loss, with its uncertainty; and the over-fit test.
+
+Both read the latest segment only: a new selection is a new curve. What the numbers are worth against the budget is a
+policy's judgement.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scipy.special import ndtr
+
+from stages.governor.state import Point, State
+from stages.statistics.robust_fit import fit_line
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a FLOP has bought lately.
+
+    Args:
+        rate: nats of validation loss gained per FLOP; positive while the loss falls.
+        low, high: one-sided confidence bounds of `rate`, each at `confidence`; infinite where nothing is known.
+        confidence: of each bound.
+        points: evaluations fitted.
+    """
+
+    rate: float
+    low: float
+    high: float
+    confidence: float
+    points: int
+
+
+def window_of(state: State, window: int) -> tuple[Point, ...]:
+    """Return the latest `window` finite evaluations of the latest segment, with the checkpoint that it started from.
+
+    The start stands at the FLOPs at which the segment began, unless the segment evaluated there itself.
+    """
+    inside = state.segment(state.last_segment)
+    start = state.start(state.last_segment)
+    if start is not None:
+        begun = max((point.flops for point in state.points if point.segment < state.last_segment), default=0)
+        if all(point.flops > begun for point in inside):
+            moved = Point(start.step, begun, start.tokens, start.loss, start.se, start.phase, start.segment)
+            inside = (moved, *inside)
+    return inside[-window:]
+
+
+def marginal_gain(state: State, window: int, confidence: float) -> Gain | None:
+    """Return the marginal gain over the latest evaluations; None for fewer than two.
+
+    G is minus the weighted least-squares slope of validation loss on cumulative FLOPs (`fit_line`).
+    """
+    points = window_of(state, window)
+    line = fit_line([p.flops for p in points], [p.loss or 0.0 for p in points], [p.se for p in points])
+    if line is None:
+        return None
+    return Gain(-line.slope, -line.bound(confidence), -line.bound(1 - confidence), confidence, line.points)
+
+
+@dataclass(frozen=True)
+class Rise:
+    """How far the loss has risen above its best: `age` evaluations since, `nats`, and the one-sided p-value."""
+
+    age: int
+    nats: float
+    p_value: float
+
+
+def rise_since_best(state: State) -> Rise | None:
+    """Test whether the latest evaluation lies above the best one of the latest segment (or of its start).
+
+    One-sided normal test of the difference with standard error √(se² + se_best²). Evaluations on the same items share
+    most of their error, so the true error is smaller and the test errs towards going on. Without standard errors the
+    p-value is 1: nothing is shown. None for fewer than two evaluations.
+    """
+    points = window_of(state, len(state.points) + 1)
+    if len(points) < 2:
+        return None
+    at = min(range(len(points)), key=lambda i: points[i].loss or 0.0)
+    best, last = points[at], points[-1]
+    nats = float(last.loss or 0.0) - float(best.loss or 0.0)
+    error = math.hypot(best.se or 0.0, last.se or 0.0)
+    p_value = float(ndtr(-nats / error)) if error > 0 else 1.0
+    return Rise(len(points) - 1 - at, nats, p_value)

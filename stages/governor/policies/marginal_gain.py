@@ -1,0 +1,145 @@
+"""Go on while the next segment is expected to buy enough; else choose data anew, anneal, or stop.
+
+The marginal gain G = −ΔL/ΔFLOPs is fitted to the latest evaluations (`gain.py`). What a step would buy is G times the
+FLOPs it would spend, at its upper confidence bound: a run is not ended on noise. Re-selection is judged by what it
+brought before in this run, against the cost of scoring. Source: the one-step look-ahead rule, optimal
+where G falls (the monotone case of Chow & Robbins 1961); the annealing reserve follows warm-up/stable/decay schedules.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import Field
+
+from data_contracts.cost import STOCKS, Budget
+from stages.governor.gain import Gain, Rise, marginal_gain, rise_since_best
+from stages.governor.policy import Choice, Number, Policy, ending, evidence, finite, first
+from stages.governor.state import State
+
+
+class MarginalGain(Policy):
+    """Compare what the next segment is expected to buy with a threshold, and with what a re-selection bought."""
+
+    window: int = Field(5, ge=3, le=64, description="Latest evaluations that the gain is fitted to.")
+    confidence: float = Field(0.9, gt=0.5, lt=1, description="Of each one-sided bound.")
+    min_gain_nats: float = Field(
+        0.005, ge=0, description="Nats of validation loss that the next segment must be able to bring (upper bound)."
+    )
+    anneal_share: float = Field(
+        0.15, gt=0, le=1, description="FLOPs kept for the closing decay, as a share of those trained so far."
+    )
+    hysteresis: float = Field(0.1, ge=0, description="How much better than going on a re-selection must pay.")
+    freshness: float = Field(
+        0.5, gt=0, le=1, description="Gain of the next re-selection as a share of the last, until two were seen."
+    )
+    overfit_evaluations: int = Field(2, ge=1, description="Evaluations that the best must lie back to call over-fit.")
+
+    def decide(self, state: State, remaining: Budget, allowed: frozenset[str]) -> Choice:
+        """Return one of `allowed`; every number and threshold used stands in the choice."""
+        gain = marginal_gain(state, self.window, self.confidence)
+        rise = rise_since_best(state)
+        numbers = self._numbers(state, remaining, gain, rise)
+
+        def choose(action: str, reason: str) -> Choice:
+            return Choice(action=action, reason=reason, numbers=numbers)
+
+        end = ending(allowed)
+        inside = end == "end"
+        broken = [point.step for point in state.points if point.broken and point.segment == state.last_segment]
+        if broken:
+            return choose(end, f"the loss is not finite at step {', '.join(map(str, broken))}")
+        if not state.evaluations:
+            return choose(first(allowed, "continue") if inside else end, "nothing has been evaluated yet")
+        empty = [stock for stock in STOCKS if getattr(remaining, stock) == 0]
+        if empty:
+            return choose(end, f"the budget is used up: {', '.join(empty)}")
+        if state.annealed:
+            if inside:
+                return choose(first(allowed, "continue"), "the decay runs to its end")
+            return choose(end, "the learning rate has been annealed to its end")
+        if rise and rise.age >= self.overfit_evaluations and self._rises(gain, rise):
+            return choose(
+                end, f"validation loss rises: {rise.nats:.4g} nats above its best, {rise.age} evaluations ago"
+            )
+        left = math.inf if remaining.flops is None else remaining.flops
+        reserve = self.anneal_share * state.flops
+        if not inside and left < reserve:
+            return choose(end, "the budget is used up: less is left than the closing decay needs")
+        if not inside and state.last_segment == 0 and "reselect" in allowed:
+            return choose("reselect", "the warm-up has given what scoring and planning need")
+        if left < (reserve if inside else self._horizon(state) + reserve):
+            return choose(first(allowed, "anneal", "continue"), "the budget affords only the closing decay")
+        return choose(*self._weigh(state, gain, left, allowed, numbers))
+
+    def _weigh(
+        self, state: State, gain: Gain | None, left: float, allowed: frozenset[str], numbers: dict[str, Number]
+    ) -> tuple[str, str]:
+        """Compare going on, choosing anew and ending by what each is expected to buy."""
+        horizon = self._horizon(state)
+        upper = math.inf if gain is None else gain.high * horizon
+        pays = upper >= self.min_gain_nats
+        anew = self._reselection(state, horizon)
+        if anew is not None and "reselect" in allowed:
+            expected, cost = anew
+            affordable = left >= cost + self.anneal_share * state.flops
+            going_on = max(gain.rate, 0.0) if gain is not None else 0.0
+            better = expected / cost > (1 + self.hysteresis) * going_on
+            numbers |= {"reselect_expected_nats": expected, "reselect_cost_flops": int(cost)}
+            if affordable and expected >= self.min_gain_nats and (better or not pays):
+                return (
+                    "reselect",
+                    f"a new selection should bring {expected:.4g} nats, more a FLOP than going on",
+                )
+        if pays:
+            if gain is None:
+                return first(allowed, "continue", "anneal"), "too few evaluations to tell the gain"
+            return first(allowed, "continue", "anneal"), f"{horizon:.3g} FLOPs more may bring {upper:.4g} nats"
+        reason = f"the next {horizon:.3g} FLOPs bring at most {upper:.4g} nats, below {self.min_gain_nats:g}"
+        return (ending(allowed) if "end" in allowed else first(allowed, "anneal")), reason
+
+    def _rises(self, gain: Gain | None, rise: Rise) -> bool:
+        return rise.nats > 0 and (rise.p_value < 1 - self.confidence or (gain is not None and gain.high < 0))
+
+    @staticmethod
+    def _horizon(state: State) -> float:
+        return float(state.segment_flops(state.last_segment) if state.horizon is None else state.horizon)
+
+    def _reselection(self, state: State, horizon: float) -> tuple[float, float] | None:
+        """Return (expected nats, FLOPs with scoring) of one more re-selection; None where none was seen in this run.
+
+        The gain of the last one, times the ratio of the last two (at most 1), or `freshness` after only one; a shorter
+        segment brings its share.
+        """
+        seen = [
+            (gain, state.segment_flops(i))
+            for i, action in enumerate(state.actions)
+            if action == "reselect" and (gain := state.segment_gain(i)) is not None
+        ]
+        if not seen or horizon <= 0:
+            return None
+        gain, flops = seen[-1]
+        before = seen[-2][0] if len(seen) > 1 else None
+        ratio = self.freshness if before is None or before <= 0 else min(1.0, max(0.0, gain / before))
+        share = min(1.0, horizon / flops) if flops else 1.0
+        return max(0.0, gain) * ratio * share, horizon + (state.reselect_flops or 0)
+
+    def _numbers(self, state: State, remaining: Budget, gain: Gain | None, rise: Rise | None) -> dict[str, Number]:
+        horizon = self._horizon(state)
+        return {
+            **evidence(state),
+            "remaining_flops": remaining.flops,
+            "horizon_flops": int(horizon),
+            "anneal_reserve_flops": int(self.anneal_share * state.flops),
+            "gain_points": gain.points if gain else 0,
+            "gain_nats_per_flop": gain.rate if gain else None,
+            "gain_low": finite(gain.low) if gain else None,
+            "gain_high": finite(gain.high) if gain else None,
+            "expected_nats": gain.rate * horizon if gain else None,
+            "expected_nats_upper": finite(gain.high * horizon) if gain else None,
+            "rise_nats": rise.nats if rise else None,
+            "rise_p_value": rise.p_value if rise else None,
+            "rise_age": rise.age if rise else None,
+            "reselect_flops": state.reselect_flops,
+            **{f"policy_{name}": value for name, value in self.model_dump().items()},
+        }

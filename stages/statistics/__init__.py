@@ -1,0 +1,1 @@
+"""Statistics that several stages share: straight-line fits, paired comparisons."""

@@ -1,0 +1,149 @@
+"""The govern stage on curves and ledgers written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from data_contracts.cost import Cost
+from data_contracts.errors import ArtifactError
+from data_contracts.ledger import Entry, Ledger
+from data_contracts.records import Decision, Plan, Ref
+from stages.govern.stage import STAGE, GovernSlice
+from stages.stage import Artifact, Inputs
+from tests.local_work import work_for
+from tests.stages.governor.test_policies import FLOPS, segment
+
+PLAN = Plan(
+    technique={"method": "full"},
+    precision="float32",
+    micro_batch=1,
+    accumulation=1,
+    packed=False,
+    row_tokens=8,
+    trainable=1,
+    peak_bytes=1,
+    phases={},
+    flops_per_token=6,
+    flops_per_token_forward=2,
+    segment_flops=FLOPS,
+    why="",
+)
+
+
+def row(item):
+    return {**item, "epoch": 1.0, "gradient_norm": None, "gradient_noise": None, "learning_rate": 1e-3}
+
+
+def ledger(**flops):
+    costs = {cause: Cost(flops=value, tokens=value // 10**9, seconds=value / FLOPS) for cause, value in flops.items()}
+    return Ledger.fold([Entry("i", "r", "s", costs)])
+
+
+def govern(tmp_path, segments, previous=None, spent=None, budget=None, **settings):
+    """Run the stage; return its decision and the work."""
+    maker = work_for(STAGE, tmp_path / "made")
+    maker.gives = {f"curve{i}": "curve" for i in range(len(segments))} | {"plan": "plan", "decision": "decision"}
+    for i, rows in enumerate(segments):
+        maker.table(f"curve{i}", {k: [row(r)[k] for r in rows] for k in row(rows[0])})
+    maker.record("plan", PLAN)
+    given = {
+        "curve": [maker.artifact(f"curve{i}") for i in range(len(segments))],
+        "checkpoint": [
+            Artifact(Ref(contract="checkpoint/1", run=f"run{i}", path="checkpoint", digest=str(i) * 64), tmp_path)
+            for i in range(len(segments))
+        ],
+        "plan": [maker.artifact("plan")],
+    }
+    if previous is not None:
+        maker.record("decision", previous)
+        given["decision"] = [maker.artifact("decision")]
+    work = work_for(STAGE, tmp_path / "work", ledger=spent or ledger(warm_up=2 * FLOPS))
+    config = GovernSlice(budget={"flops": 100 * FLOPS} if budget is None else budget, govern=settings, train={})
+    summary = STAGE.run(config, Inputs(given), work)
+    return work.artifact("decision").record(Decision), summary
+
+
+WARMUP = segment([4.0, 3.5], phase="warmup")
+GOOD = segment([3.0, 2.6, 2.3, 2.1], start=20)
+
+
+def test_the_first_decision_plans_and_chooses_and_shares_the_budget(tmp_path):
+    decision, _ = govern(tmp_path, [WARMUP])
+    assert (decision.action, decision.round, decision.replans) == ("reselect", 0, True)
+    assert decision.segment_flops == (98 - 5) * FLOPS // 3  # 100 − 2 spent − 5 % kept for evaluation, 3 rounds
+    assert decision.remaining.flops == 98 * FLOPS
+    assert (decision.best.run, decision.best_step, decision.best_loss) == ("run0", 20, 3.5)
+
+
+def test_a_re_selection_is_charged_what_the_last_one_cost(tmp_path):
+    first, _ = govern(tmp_path / "a", [WARMUP])
+    spent = ledger(warm_up=2 * FLOPS, score=3 * FLOPS, train=4 * FLOPS)
+    flat = segment([2.5, 2.1, 2.1, 2.1, 2.1, 2.1, 2.1], start=20)
+    decision, summary = govern(tmp_path / "b", [WARMUP, flat], first, spent)
+    assert decision.action == "reselect"
+    assert decision.numbers["reselect_flops"] == 3 * FLOPS
+    assert decision.segment_flops == (91 - 5 - 3) * FLOPS // 2
+    assert decision.numbers["segment_1_action"] == "reselect"
+    assert not decision.replans
+    assert decision.best.run == "run1"
+    assert summary.tables[0].rows[1][:3] == (1, "reselect", 7 * FLOPS)
+
+
+def test_the_last_round_anneals_and_then_the_run_stops(tmp_path):
+    first, _ = govern(tmp_path / "a", [WARMUP], rounds=2)
+    spent = ledger(warm_up=2 * FLOPS, score=FLOPS, train=4 * FLOPS)
+    second, _ = govern(tmp_path / "b", [WARMUP, GOOD], first, spent, rounds=2)
+    assert second.action == "anneal"
+    assert "last of 2 rounds" in second.reason
+    end = segment([2.0, 1.9], phase="decay", start=60)
+    third, _ = govern(tmp_path / "c", [WARMUP, GOOD, end], second, spent, rounds=2)
+    assert third.stops
+    assert third.best_loss == 1.9
+    assert third.segment_flops is None
+
+
+def test_a_segment_that_got_worse_leaves_the_best_checkpoint_with_the_one_before(tmp_path):
+    first, _ = govern(tmp_path / "a", [WARMUP])
+    decision, _ = govern(tmp_path / "b", [WARMUP, segment([3.6, 3.9, 4.4, 5.0], start=20)], first)
+    assert decision.stops
+    assert (decision.best.run, decision.best_loss) == ("run0", 3.5)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_listed(tmp_path):
+    first, _ = govern(tmp_path / "a", [WARMUP])
+    decision, summary = govern(tmp_path / "b", [WARMUP, segment([3.0, float("nan")], start=20)], first)
+    assert decision.stops
+    assert decision.non_finite_steps == (40,)
+    assert (decision.best.run, decision.best_loss) == ("run1", 3.0)
+    assert summary.facts["steps with a non-finite loss"] == "40"
+
+
+def test_a_budget_that_the_warm_up_used_up_stops_with_the_reason(tmp_path):
+    decision, _ = govern(tmp_path, [WARMUP], budget={"flops": 2 * FLOPS})
+    assert decision.stops
+    assert "budget is used up" in decision.reason
+    assert not decision.replans
+
+
+def test_token_and_time_limits_become_flops_at_the_rate_of_training(tmp_path):
+    tokens, _ = govern(tmp_path / "a", [WARMUP], budget={"tokens": 8 * FLOPS // 10**9}, evaluation_share=0.0)
+    assert tokens.numbers["spendable_flops"] == 6 * FLOPS
+    seconds, _ = govern(tmp_path / "b", [WARMUP], budget={"seconds": 5.0}, evaluation_share=0.0)
+    assert seconds.numbers["spendable_flops"] == 3 * FLOPS
+
+
+def test_without_limits_rounds_alone_end_the_run(tmp_path):
+    decision, _ = govern(tmp_path, [WARMUP], budget={})
+    assert decision.action == "reselect"
+    assert decision.segment_flops is None
+
+
+def test_equal_curves_and_flops_give_equal_decisions_whatever_the_clock_says(tmp_path):
+    slow = Ledger.fold([Entry("i", "r", "s", {"warm_up": Cost(flops=2 * FLOPS, tokens=2000, seconds=1e6)})])
+    fast = Ledger.fold([Entry("i", "r", "s", {"warm_up": Cost(flops=2 * FLOPS, tokens=2000, seconds=1e-3)})])
+    assert govern(tmp_path / "a", [WARMUP], spent=slow)[0] == govern(tmp_path / "b", [WARMUP], spent=fast)[0]
+
+
+def test_curves_that_do_not_follow_the_previous_decision_are_refused(tmp_path):
+    with pytest.raises(ArtifactError, match="2 curve"):
+        govern(tmp_path, [WARMUP, GOOD])

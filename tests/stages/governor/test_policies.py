@@ -1,0 +1,215 @@
+"""Policies on synthetic curves whose right decision is known in closed form."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_contracts.cost import Budget
+from data_contracts.method import resolve
+from stages.governor.gain import marginal_gain, rise_since_best
+from stages.governor.policy import BETWEEN, INSIDE, Policy
+from stages.governor.state import State
+
+FLOPS = 10**12  # between two evaluations
+
+
+def segment(losses, *, phase="stable", start=0, se=0.01):
+    return [
+        {
+            "step": start + 10 * (i + 1),
+            "phase": phase,
+            "flops": FLOPS * (i + 1),
+            "tokens": 100 * (i + 1),
+            "train_loss": 1.0,
+            "validation_loss": loss,
+            "validation_se": se,
+        }
+        for i, loss in enumerate(losses)
+    ]
+
+
+def policy(name="marginal_gain", **settings):
+    return resolve(Policy, {"method": name, **settings}, "govern.policy")
+
+
+def decide(segments, *, remaining=Budget(flops=100 * FLOPS), allowed=BETWEEN, settings=None, **state):
+    return policy(**(settings or {})).decide(State.from_rows(segments, **state), remaining, allowed)
+
+
+WARMUP = segment([4.0, 3.5], phase="warmup")
+ACTIONS = ("warmup", "reselect")
+
+
+def test_the_gain_of_a_straight_curve_is_its_slope():
+    state = State.from_rows([segment([3.0, 2.9, 2.8, 2.7])])
+    gain = marginal_gain(state, 5, 0.9)
+    assert gain.rate == pytest.approx(0.1 / FLOPS)
+    assert gain.low == pytest.approx(gain.rate)
+    assert gain.high == pytest.approx(gain.rate)
+
+
+def test_a_new_segment_is_fitted_from_the_checkpoint_that_it_started_from():
+    state = State.from_rows([WARMUP, segment([3.4, 3.3])])
+    gain = marginal_gain(state, 5, 0.9)
+    assert gain.points == 3
+    assert gain.rate == pytest.approx(0.1 / FLOPS)
+
+
+def test_flops_add_up_over_segments_that_each_start_at_zero():
+    state = State.from_rows([WARMUP, segment([3.0])])
+    assert [p.flops for p in state.points] == [FLOPS, 2 * FLOPS, 3 * FLOPS]
+    assert state.segment_flops(1) == FLOPS
+    assert state.segment_gain(1) == pytest.approx(0.5)
+
+
+def test_after_the_warm_up_data_are_chosen():
+    assert decide([WARMUP], actions=("warmup",)).action == "reselect"
+
+
+def test_a_used_up_budget_stops_and_says_which_stock():
+    choice = decide([WARMUP], remaining=Budget(flops=0, tokens=5))
+    assert choice.action == "stop"
+    assert "flops" in choice.reason
+
+
+def test_less_than_the_closing_decay_needs_stops():
+    choice = decide([WARMUP], remaining=Budget(flops=int(0.1 * FLOPS)))
+    assert (choice.action, "used up" in choice.reason) == ("stop", True)
+
+
+def test_a_falling_curve_goes_on_when_choosing_anew_costs_too_much():
+    choice = decide([WARMUP, segment([3.0, 2.7, 2.4, 2.1])], actions=ACTIONS, reselect_flops=50 * FLOPS)
+    assert choice.action == "continue"
+    # four evaluations and the start lie on one line up to the first step: slope about 0.34 nats an evaluation
+    assert choice.numbers["expected_nats"] == pytest.approx(4 * 0.34, rel=0.01)
+
+
+def test_a_plateau_after_a_selection_that_paid_chooses_anew():
+    choice = decide([WARMUP, segment([2.5, 2.401, 2.4, 2.4, 2.4, 2.4])], actions=ACTIONS, reselect_flops=FLOPS)
+    assert choice.action == "reselect"
+    assert choice.numbers["reselect_expected_nats"] == pytest.approx(0.5 * (3.5 - 2.4))
+    assert choice.numbers["reselect_cost_flops"] == 7 * FLOPS
+
+
+def test_a_plateau_without_history_anneals():
+    flat = segment([3.4999, 3.4998, 3.4999, 3.4998, 3.4999, 3.4998])
+    choice = decide([WARMUP, flat], actions=ACTIONS, reselect_flops=FLOPS)
+    assert choice.action == "anneal"
+    assert choice.numbers["expected_nats_upper"] < 0.005
+
+
+def test_an_annealed_segment_stops():
+    choice = decide([WARMUP, segment([3.0, 2.9], phase="decay")], actions=("warmup", "anneal"))
+    assert (choice.action, "annealed" in choice.reason) == ("stop", True)
+
+
+def test_the_last_affordable_segment_is_annealed():
+    state = [WARMUP, segment([3.0, 2.5, 2.0, 1.5])]
+    choice = decide(state, remaining=Budget(flops=int(4.2 * FLOPS)), actions=ACTIONS)
+    assert choice.action == "anneal"
+
+
+def test_a_loss_that_rises_beyond_its_error_is_overfit():
+    rising = segment([2.5, 2.0, 2.1, 2.2, 2.3])
+    assert decide([WARMUP, rising], actions=ACTIONS).action == "stop"
+    inside = decide([rising], allowed=INSIDE)
+    assert inside.action == "end"
+    assert inside.numbers["rise_nats"] == pytest.approx(0.3)
+    assert inside.numbers["best_step"] == 20
+
+
+def test_a_rise_within_its_error_is_not_overfit():
+    state = State.from_rows([segment([2.0, 2.01, 2.02], se=0.1)])
+    rise = rise_since_best(state)
+    z = 0.02 / math.hypot(0.1, 0.1)
+    assert rise.p_value == pytest.approx(0.5 * math.erfc(z / math.sqrt(2)))
+    assert rise.p_value > 0.4
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_ends_and_is_never_the_best(bad):
+    choice = decide([segment([2.0, bad])], allowed=INSIDE)
+    assert choice.action == "end"
+    assert "20" in choice.reason
+    assert (choice.numbers["best_step"], choice.numbers["best_loss"]) == (10, 2.0)
+
+
+def test_a_training_loss_that_is_not_finite_ends():
+    rows = segment([2.0, 1.9])
+    rows[1]["train_loss"] = math.nan
+    assert decide([rows], allowed=INSIDE).action == "end"
+
+
+def test_decay_inside_training_runs_to_its_end():
+    assert decide([segment([2.0, 2.1, 2.3, 2.5], phase="decay")], allowed=INSIDE).action == "continue"
+
+
+def test_a_segment_ends_early_when_its_rest_cannot_pay():
+    flat = segment([2.0, 2.0, 2.0, 2.0, 2.0])
+    assert decide([flat], allowed=INSIDE, horizon=FLOPS).action == "end"
+    assert decide([segment([2.5, 2.4, 2.3, 2.2])], allowed=INSIDE, horizon=FLOPS).action == "continue"
+
+
+def test_noise_on_a_productive_curve_rarely_ends_it_and_a_plateau_mostly_does():
+    """A curve 3 + 0.5·n^-0.5 and a plateau, noise of 0.0005 nats on each evaluation: the policy tells them apart."""
+    rng = np.random.default_rng(5)
+    fall = [3 + 0.5 * (i + 1) ** -0.5 for i in range(6)]
+    ended = {"fall": 0, "flat": 0}
+    for _ in range(200):
+        for name, curve in (("fall", fall), ("flat", [3.0] * 6)):
+            noisy = [loss + rng.normal(0, 0.0005) for loss in curve]
+            ended[name] += decide([segment(noisy)], allowed=INSIDE, horizon=2 * FLOPS).action == "end"
+    assert ended["fall"] <= 4
+    assert ended["flat"] >= 180
+
+
+def test_maximised_metrics_are_turned_and_shown_as_they_are():
+    rows = [{"step": i, "accuracy": value} for i, value in enumerate([0.2, 0.6, 0.5], start=1)]
+    state = State.from_rows([rows], metric="accuracy", direction="maximise")
+    assert state.best.step == 2
+    assert state.shown(state.best.loss) == 0.6
+
+
+losses = st.lists(st.floats(0.1, 10) | st.sampled_from([math.nan, math.inf]), min_size=1, max_size=8)
+
+
+@given(
+    st.lists(losses, min_size=1, max_size=4),
+    st.integers(0, 50 * FLOPS),
+    st.sampled_from([BETWEEN, INSIDE, frozenset({"anneal", "stop"}), frozenset({"continue", "end"})]),
+    st.sampled_from(["marginal_gain", "patience"]),
+)
+def test_a_policy_only_returns_what_is_allowed_and_finite_numbers(segments, left, allowed, name):
+    rows = [segment(part) for part in segments]
+    actions = ("warmup", *["reselect"] * (len(rows) - 1))
+    state = State.from_rows(rows, actions=actions, reselect_flops=FLOPS)
+    choice = policy(name).decide(state, Budget(flops=left), allowed)
+    assert choice.action in allowed
+    json.dumps(choice.numbers, allow_nan=False)
+    assert choice == policy(name).decide(state, Budget(flops=left), allowed)
+    finite = [loss for part in segments for loss in part if math.isfinite(loss)]
+    assert choice.numbers["best_loss"] == (min(finite) if finite else None)
+
+
+@given(losses, st.integers(1, 4))
+def test_patience_stops_where_a_direct_count_says(values, patience):
+    best, since, expected = math.inf, 0, None
+    for i, value in enumerate(values):
+        since = 0 if value < best else since + 1
+        best = min(best, value) if value < best else best
+        if since >= patience:
+            expected = i
+            break
+    rule, seen = policy("patience", patience=patience), None
+    for i in range(len(values)):
+        state = State.from_rows([segment(values[: i + 1])])
+        if rule.decide(state, Budget(), frozenset({"continue", "end"})).action == "end":
+            seen = i
+            break
+    assert seen == expected

@@ -1,7 +1,7 @@
 """The header of a GGUF file: its metadata and the shapes of its tensors, and nothing of the weights.
 
 A thin reader of the published format (ggml, docs/gguf.md, versions 2 and 3, little-endian). It skips over long arrays
-such as vocabularies, so that pinning a model takes milliseconds; loading the weights is left to transformers.
+such as vocabularies, so that pinning a model takes milliseconds; `gguf_weights.py` reads the weights.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """Metadata by key (an array is given by its length alone) and tensor shapes by name, in torch's order."""
+    """Metadata by key (an array is given by its length alone) and tensors by name.
+
+    `shapes` are in torch's order, outermost first; `places` hold (quantisation type, byte where the data starts).
+    """
 
     metadata: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
+    places: dict[str, tuple[int, int]]
 
     @property
     def parameters(self) -> int:
@@ -44,15 +48,17 @@ def read_gguf_header(path: Path) -> GgufHeader:
             for _ in range(entries):
                 key = _text(stream)
                 metadata[key] = _value(stream, _scalar(stream, "<I"))
-            shapes = {}
+            shapes, found = {}, {}
             for _ in range(tensors):
                 name = _text(stream)
                 sides = [_scalar(stream, "<Q") for _ in range(_scalar(stream, "<I"))]
                 shapes[name] = tuple(reversed(sides))
-                stream.seek(12, 1)  # quantisation type and offset
+                found[name] = (_scalar(stream, "<I"), _scalar(stream, "<Q"))
+            alignment = metadata.get("general.alignment", 32)
+            start = -(-stream.tell() // alignment) * alignment
     except (struct.error, UnicodeDecodeError, KeyError) as error:
         raise _refused(path, f"its header cannot be read: {error}") from error
-    return GgufHeader(metadata, shapes)
+    return GgufHeader(metadata, shapes, {name: (kind, start + offset) for name, (kind, offset) in found.items()})
 
 
 def _refused(path: Path, what: str) -> ModelError:

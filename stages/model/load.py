@@ -6,12 +6,13 @@ error, not a random number). Importing this module imports no torch; pinning and
 
 from __future__ import annotations
 
-import json
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_contracts.errors import ModelError
 from data_contracts.records import ModelPin
+from stages.model.gguf_weights import llama_config, load_llama
 from stages.model.pin import locate, pin_model, weight_files
 
 if TYPE_CHECKING:
@@ -22,13 +23,17 @@ __all__ = ["config_of", "empty_model", "grow", "load_folder", "load_model", "loa
 
 
 def load_tokenizer(pin: ModelPin) -> PreTrainedTokenizerFast:
-    """Return the model's own tokenizer: from its files, or from the GGUF file where there are none.
+    """Return the model's own tokenizer, once a process: from its files, or from the GGUF file where there are none.
 
     Raises `ModelError` where there is none, or only a slow one (no offsets, so no answer mask).
     """
+    return _tokenizer(locate(pin), pin.source, pin.tokenizer_digest)
+
+
+@lru_cache(maxsize=4)  # reading a GGUF vocabulary of 49,152 tokens takes 6 s
+def _tokenizer(folder: Path, source: str, digest: str) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
-    folder = locate(pin)
     settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     gguf = _gguf(folder)
     if gguf is not None and not (folder / "tokenizer.json").is_file():
@@ -36,14 +41,14 @@ def load_tokenizer(pin: ModelPin) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **settings)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{pin.source} has a tokenizer", str(error), "add tokenizer.json to its folder") from error
+        raise ModelError(f"{source} has a tokenizer", str(error), "add tokenizer.json to its folder") from error
     if not tokenizer.is_fast:
         raise ModelError("a fast tokenizer", f"{type(tokenizer).__name__} is slow", "add tokenizer.json to its folder")
     return tokenizer  # type: ignore[no-any-return]
 
 
 def load_model(pin: ModelPin, *, dtype: torch.dtype | None = None, device: str = "cpu") -> PreTrainedModel:
-    """Return the pinned model: `dtype` (float32 where None) on `device`, eval(), no cache, embedding grown if pinned so.
+    """Return the pinned model: `dtype` (float32 where None) on `device`, eval(), no cache, grown if pinned so.
 
     Raises `ModelError` where weights are missing, do not fit the config, or the head is not a plain projection.
     """
@@ -61,7 +66,7 @@ def load_folder(folder: Path, *, dtype: torch.dtype | None = None, device: str =
 
     dtype = torch.float32 if dtype is None else dtype
     gguf = _gguf(folder)
-    model = _from_safetensors(folder, dtype) if gguf is None else _from_gguf(gguf, dtype)
+    model = _from_safetensors(folder, dtype) if gguf is None else load_llama(gguf, dtype)
     model.config.use_cache = False
     model.config._name_or_path = ""  # a path of this machine must not travel with a checkpoint
     model.eval()
@@ -74,7 +79,7 @@ def config_of(pin: ModelPin) -> PretrainedConfig:
     folder = locate(pin)
     gguf = _gguf(folder)
     if gguf is not None:
-        return _llama_config(gguf)
+        return llama_config(gguf)
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -122,7 +127,9 @@ def _gguf(folder: Path) -> Path | None:
 
 def _from_safetensors(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -144,70 +151,3 @@ def _from_safetensors(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             "restore the model's files",
         )
     return model  # type: ignore[no-any-return]
-
-
-def _from_gguf(path: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Dequantise through transformers, then rebuild: the model it returns is marked quantised and refuses to be saved.
-
-    Two traps: the file's rms_norm_eps is a rounded float32 (9.99e-06), and the config keeps a quantisation entry.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, LlamaForCausalLM
-
-    loaded = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=dtype, local_files_only=True, trust_remote_code=False
-    )
-    state = loaded.state_dict()
-    config = _plain_llama(loaded.config)
-    del loaded
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
-    model.tie_weights()
-    left = set(missing) - ({"lm_head.weight"} if config.tie_word_embeddings else set())
-    if left or unexpected:
-        raise ModelError("a GGUF file with every weight of a Llama", f"{sorted(left)} missing", "download it again")
-    rotary = type(model.model.rotary_emb)(config)  # its frequencies are a buffer that no file holds
-    model.model.rotary_emb = rotary
-    return model
-
-
-def _llama_config(path: Path) -> PretrainedConfig:
-    """Return the config that `_from_gguf` ends with, from the file's header alone."""
-    from transformers import LlamaConfig
-
-    from stages.model.gguf_header import read_gguf_header
-
-    header = read_gguf_header(path)
-    read = {key.removeprefix("llama."): value for key, value in header.metadata.items() if key.startswith("llama.")}
-    if any(key.startswith("rope.scaling") for key in read):
-        raise ModelError("a GGUF Llama with plain rotary positions", f"{path.name} scales them", "give safetensors")
-    return _plain_llama(
-        LlamaConfig(
-            vocab_size=header.shapes["token_embd.weight"][0],
-            hidden_size=read["embedding_length"],
-            intermediate_size=read["feed_forward_length"],
-            num_hidden_layers=read["block_count"],
-            num_attention_heads=read["attention.head_count"],
-            num_key_value_heads=read.get("attention.head_count_kv", read["attention.head_count"]),
-            max_position_embeddings=read["context_length"],
-            rms_norm_eps=read["attention.layer_norm_rms_epsilon"],
-            rope_parameters={"rope_type": "default", "rope_theta": read.get("rope.freq_base", 10000.0)},
-            tie_word_embeddings="output.weight" not in header.shapes,
-            bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id"),
-            eos_token_id=header.metadata.get("tokenizer.ggml.eos_token_id"),
-            pad_token_id=header.metadata.get("tokenizer.ggml.padding_token_id"),
-        )
-    )
-
-
-def _plain_llama(config: Any) -> PretrainedConfig:
-    from transformers import LlamaConfig
-
-    values = config.to_dict()
-    for name in ("quantization_config", "_name_or_path", "transformers_version", "architectures", "dtype"):
-        values.pop(name, None)
-    plain = LlamaConfig(**json.loads(json.dumps(values)))
-    plain.rms_norm_eps = float(f"{plain.rms_norm_eps:.6g}")
-    plain.architectures = ["LlamaForCausalLM"]
-    return plain

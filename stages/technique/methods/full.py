@@ -1,0 +1,37 @@
+"""Full fine-tuning: every parameter trains.
+
+The most capable and the most memory: weight, gradient and two moments make 16 bytes a parameter in float32. A tied
+embedding is one parameter and counts once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from stages.technique.base import Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+
+class Full(Technique):
+    """Train all of the model's parameters.
+
+    The default peak learning rate, 2e-5, is that of instruction tuning at 7B (Taori et al. 2023, Alpaca; Touvron et
+    al. 2023, Llama 2, section 3.1); models of some hundred million parameters bear ten times as much.
+    """
+
+    learning_rate: ClassVar[float] = 2e-5
+
+    def wrap(self, model: PreTrainedModel) -> nn.Module:
+        """Return the model itself with gradients on everywhere."""
+        return model.requires_grad_(True)
+
+    def merge(self, model: nn.Module) -> PreTrainedModel:
+        """Return the model itself."""
+        return model  # type: ignore[return-value]
+
+    def trainable_count(self, model: PreTrainedModel) -> int:
+        """Return the number of parameters, tied ones once."""
+        return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,76 @@
+"""The selected examples as training reads them: a table of tokens stays on disk, only places and lengths are held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_contracts.arrow import read_table
+from data_contracts.errors import InputError
+from stages.model.batch import Row, TokenBatch, TokenTable, collate
+from stages.model.packing import collate_packed
+from stages.train.order import MicroBatch
+
+
+class Examples:
+    """The rows of a selection in its training order.
+
+    Args:
+        selection: the `selection` table's file.
+        tokens: `tokens` tables' files; together they hold every selected example.
+
+    Attributes:
+        lengths: tokens a row, int32, shape (rows,).
+        answers: answer tokens a row that are predicted (a row's first token never is), int32, shape (rows,).
+        repeats: visits an epoch, int32, shape (rows,).
+
+    Raises `InputError` for a selected example that no table holds.
+    """
+
+    def __init__(self, selection: Path, tokens: Sequence[Path]) -> None:
+        table = read_table(selection).sort_by([("order", "ascending"), ("rank", "ascending")])
+        self._tables = [TokenTable(path) for path in tokens]
+        self._weights = table.column("weight").to_numpy()
+        self.repeats: np.ndarray = table.column("repeats").to_numpy()
+        places = [self._find(example_id) for example_id in table.column("example_id").to_pylist()]
+        self._table_of = np.array([place[0] for place in places], np.int16)
+        self._row_of = np.array([place[1] for place in places], np.int32)
+        self.lengths: np.ndarray = np.array([self._tables[t].lengths[row] for t, row in places], np.int32)
+        predicted = [predicted_tokens(read_table(path)) for path in tokens]
+        self.answers: np.ndarray = np.array([predicted[t][row] for t, row in places], np.int32)
+
+    def __len__(self) -> int:
+        return len(self.repeats)
+
+    def _find(self, example_id: str) -> tuple[int, int]:
+        missing: InputError | None = None
+        for number, table in enumerate(self._tables):
+            try:
+                return number, table.index_of(example_id)
+            except InputError as error:
+                missing = error
+        raise InputError(
+            "every selected example has tokens among those given to train",
+            f"{example_id} has none",
+            "pass the tokens that the selection was made from (target_tokens too where it takes target rows)",
+        ) from missing
+
+    def row(self, index: int) -> Row:
+        """Return row `index` with its weight."""
+        return self._tables[self._table_of[index]].row(int(self._row_of[index]), float(self._weights[index]))
+
+    def batch(self, window: np.ndarray, micro: MicroBatch, packed: bool) -> TokenBatch:
+        """Return one micro-batch of a window of row indices."""
+        rows = [[self.row(int(window[place])) for place in group] for group in micro.rows]
+        return collate_packed(rows) if packed else collate([row for group in rows for row in group])
+
+
+def predicted_tokens(tokens: pa.Table) -> np.ndarray:
+    """Return how many answer tokens of each row of a `tokens` table are predicted: all but one in the first place."""
+    first = pc.list_element(tokens.column("answer_mask"), 0).to_numpy().astype(np.int32)
+    counts: np.ndarray = tokens.column("n_answer_tokens").to_numpy() - first
+    return counts

@@ -1,0 +1,161 @@
+"""From a finished segment's folder to artifacts: curve, example losses, timing, checkpoint, charges, summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_contracts.arrow import write_table
+from data_contracts.cost import Cost
+from data_contracts.errors import ModelError
+from data_contracts.records import Summary, Table
+from stages.stage import Work
+from stages.train.job import Job
+from stages.train.loop import BEST, RESULT, ROWS
+from stages.train.rows import TIMING, read_chunks
+from stages.workers.train import run_workers
+
+ENTRY = "stages.train.loop:run_segment"
+TRAINER = "trainer.json"
+Z95 = 1.959963984540054
+"""97.5th percentile of the normal distribution."""
+
+
+def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
+    """Run the segment of `job` (or finish it, or take its result as it lies) and write the stage's outputs.
+
+    Raises `ModelError` where no evaluation was finite: then nothing is written.
+    """
+    result = _finished(job)
+    if result is None:
+        with work.progress(title, None, "step") as bar:
+            made = 0
+
+            def progress(done: int, total: int) -> None:
+                nonlocal made
+                bar.advance(max(0, done - made))
+                made = done
+
+            run_workers(
+                ENTRY,
+                job.model_dump(mode="json"),
+                workers=job.plan.workers,
+                device=device,
+                folder=job.home,
+                progress=progress,
+            )
+        result = _finished(job)
+        assert result is not None, "the loop returns only after its result is written"
+    at = result["position"]
+    if at["best"] is None:
+        raise ModelError(
+            "at least one evaluation of a segment has a finite validation loss",
+            f"none of the {at['evaluated']} had; {len(at['skipped'])} of {at['step']} steps were not finite either",
+            "lower `train.learning_rate`, and look for broken rows in the selection; nothing was committed",
+        )
+    for name in ("curve", "example_losses"):
+        with work.writer(name) as writer:
+            for chunk in read_chunks(job.home / ROWS, result["chunks"], name):
+                writer.extend(chunk)
+    timing = pa.concat_tables(list(read_chunks(job.home / ROWS, result["chunks"], "timing")))
+    write_table(work.measured("curve", "timing.arrow"), TIMING, timing)
+    _put_checkpoint(job.home / BEST / str(at["best"]["step"]), work.path("checkpoint"), result["run_step"])
+    costs = _costs(job, at, timing)
+    for cause, cost in costs.items():
+        work.charge(cause, cost)
+    if at["skipped"]:
+        work.notice(f"{len(at['skipped'])} step(s) were not finite and were not applied: {_first(at['skipped'])}")
+    return _summary(job, result, costs, title)
+
+
+def _finished(job: Job) -> dict[str, Any] | None:
+    try:
+        result = json.loads((job.home / RESULT).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return result if result["work"] == job.digest else None
+
+
+def _put_checkpoint(best: Path, output: Path, run_step: int) -> None:
+    """Link (or copy) the best checkpoint's files, and say in `trainer.json` at which step of the run the segment ended.
+
+    The next segment counts its steps from there, so that a run's steps never repeat.
+    """
+    for path in sorted(best.iterdir()):
+        if path.name != TRAINER:
+            try:
+                os.link(path, output / path.name)
+            except OSError:  # another file system
+                shutil.copyfile(path, output / path.name)
+    trainer = json.loads((best / TRAINER).read_text(encoding="utf-8")) | {"run_step": run_step}
+    (output / TRAINER).write_text(json.dumps(trainer, sort_keys=True, indent=2) + "\n", encoding="utf-8")
+
+
+def _costs(job: Job, at: dict[str, Any], timing: pa.Table) -> dict[str, Cost]:
+    what, seconds = np.array(timing.column("what").to_pylist()), timing.column("seconds").to_numpy()
+    peak = int(timing.column("peak_bytes").to_numpy().max(initial=0))
+    return {
+        job.cause: Cost(
+            flops=at["flops"], tokens=at["tokens"], seconds=float(seconds[what == "step"].sum()), peak_bytes=peak
+        ),
+        "eval": Cost(
+            flops=at["eval_flops"],
+            tokens=at["eval_tokens"],
+            seconds=float(seconds[what == "evaluation"].sum()),
+            peak_bytes=peak,
+        ),
+    }
+
+
+def _summary(job: Job, result: dict[str, Any], costs: dict[str, Cost], title: str) -> Summary:
+    at, spent = result["position"], costs[job.cause]
+    rows = [_loss_row("before", at["before"]), _loss_row("after", at["best"])]
+    return Summary(
+        title=title,
+        facts={
+            "technique": result["technique"]["method"],
+            "steps": at["step"],
+            "rows": result["rows"],
+            "tokens": at["tokens"],
+            "loss_before": rows[0][1],
+            "loss_after": rows[1][1],
+            "checkpoint_step": at["best"]["step"],
+            "evaluations": at["evaluated"],
+            "steps_not_applied": len(at["skipped"]),
+            "flops": spent.flops,
+            "evaluation_flops": at["eval_flops"],
+            "ended": at["ended"] or "all planned steps were made",
+        },
+        measured={
+            "seconds": round(spent.seconds, 3),
+            "tokens_per_second": round(at["tokens"] / spent.seconds, 1) if spent.seconds else None,
+            "peak_bytes": spent.peak_bytes,
+        },
+        tables=(
+            Table(title="validation loss", columns=("", "nats a token", "low 95 %", "high 95 %"), rows=tuple(rows)),
+        ),
+    )
+
+
+def _loss_row(name: str, loss: dict[str, Any] | None) -> tuple[str, float | None, float | None, float | None]:
+    if loss is None or not np.isfinite(loss["loss"]):
+        return name, None, None, None
+    half = Z95 * loss["se"] if loss["se"] is not None else None
+    return (
+        name,
+        loss["loss"],
+        None if half is None else loss["loss"] - half,
+        None if half is None else loss["loss"] + half,
+    )
+
+
+def _first(steps: Iterable[int], shown: int = 5) -> str:
+    numbers = list(steps)
+    return ", ".join(map(str, numbers[:shown])) + (", …" if len(numbers) > shown else "")

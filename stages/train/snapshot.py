@@ -1,0 +1,134 @@
+"""Resume snapshots: everything a segment needs to go on from a step as if it had never stopped.
+
+A snapshot is a folder with `state.json` (position, schedule, best evaluation, counters) and `tensors.safetensors`
+(trained parameters, moments, every rank's generator states). It is complete or absent by rename; the last two are kept.
+A snapshot of other work, or one that cannot be read, is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from stages.technique.step import Moments, load_moments, moments_of, trainable
+from stages.workers.group import Group
+
+STATE, TENSORS = "state.json", "tensors.safetensors"
+KEPT = 2
+
+
+def generator_states(group: Group) -> dict[str, Tensor]:
+    """Return the generator states of every rank by name; every rank must call it."""
+    states = {f"rng.cpu.{rank}": state for rank, state in enumerate(group.gather(torch.get_rng_state()))}
+    if torch.device(group.device).type == "cuda":
+        own = torch.cuda.get_rng_state(group.device)
+        states |= {f"rng.cuda.{rank}": state for rank, state in enumerate(group.gather(own))}
+    return states
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One complete snapshot on disk."""
+
+    folder: Path
+    state: dict[str, Any]
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group) -> None:
+        """Put parameters, moments and this rank's generator states back."""
+        moments: Moments = {}
+        with safe_open(self.folder / TENSORS, framework="pt") as stored, torch.no_grad():
+            for name, parameter in trainable(model).items():
+                parameter.copy_(stored.get_tensor(f"param.{name}"))
+                moments[name] = (stored.get_tensor(f"exp_avg.{name}"), stored.get_tensor(f"exp_avg_sq.{name}"))
+            torch.set_rng_state(stored.get_tensor(f"rng.cpu.{group.rank}"))
+            if torch.device(group.device).type == "cuda":
+                torch.cuda.set_rng_state(stored.get_tensor(f"rng.cuda.{group.rank}"), group.device)
+        if self.state["updates"]:
+            load_moments(optimizer, model, moments, int(self.state["updates"]))
+
+
+class Snapshots:
+    """The snapshots of one attempt's folder.
+
+    Args:
+        home: the folder they lie in.
+        digest: of the work; only its own snapshots are found.
+    """
+
+    def __init__(self, home: Path, digest: str) -> None:
+        self._home, self._digest = home, digest
+
+    def latest(self) -> Snapshot | None:
+        """Return the newest readable snapshot of this work, or None."""
+        for folder in reversed(self._complete()):
+            try:
+                state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+                with safe_open(folder / TENSORS, framework="pt"):
+                    pass
+            except (OSError, ValueError, SafetensorError):
+                continue  # cut short by a full disk or a foreign hand: an older one, or the start, is as good
+            if state.get("work") == self._digest:
+                return Snapshot(folder, state)
+        return None
+
+    def write(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        rng: dict[str, Tensor],
+        state: dict[str, Any],
+    ) -> None:
+        """Write the snapshot of `step` whole, then drop all but the newest `KEPT`. For rank 0."""
+        scratch = self._home / f".{step:09d}.unfinished"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        tensors = {f"param.{name}": _held(parameter) for name, parameter in trainable(model).items()}
+        for name, (average, square) in moments_of(optimizer, model).items():
+            tensors[f"exp_avg.{name}"], tensors[f"exp_avg_sq.{name}"] = _held(average), _held(square)
+        save_file(tensors | rng, scratch / TENSORS)
+        (scratch / STATE).write_text(json.dumps(state | {"work": self._digest}), encoding="utf-8")
+        for path in (scratch / TENSORS, scratch / STATE, scratch):
+            _sync(path)
+        final = self._home / f"{step:09d}"
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(scratch, final)
+        _sync(self._home)
+        for old in self._complete()[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def best_steps(self) -> set[int]:
+        """Return the steps whose best checkpoints the kept snapshots still refer to."""
+        found = set()
+        for folder in self._complete():
+            try:
+                best = json.loads((folder / STATE).read_text(encoding="utf-8"))["best"]
+            except (OSError, ValueError, KeyError):
+                continue  # `latest` passes over it too
+            if best:
+                found.add(int(best["step"]))
+        return found
+
+    def _complete(self) -> list[Path]:
+        return sorted(path for path in self._home.glob("[0-9]*") if path.is_dir())
+
+
+def _held(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu").contiguous()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

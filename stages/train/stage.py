@@ -1,0 +1,100 @@
+"""The stage `train`: one segment on a selection, from the base or a checkpoint to a better checkpoint.
+
+It promises exact resume, at least one step, a checkpoint chosen by validation loss, and one row of telemetry a step.
+What to train on, how it fits and whether to go on are decided by other stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from data_contracts.arrow import TABLE_FILE
+from data_contracts.config import GovernConfig, TrainConfig
+from data_contracts.cost import Frozen
+from data_contracts.method import Method, names
+from data_contracts.records import Decision, ModelPin, Plan, Summary
+from stages.stage import Inputs, Stage, Takes, Work
+
+
+class TrainSlice(Frozen):
+    """What `train` reads of the configuration."""
+
+    seed: int
+    train: TrainConfig
+    govern: GovernConfig
+
+
+class Train(Stage[TrainSlice]):
+    """Train a segment."""
+
+    verb: ClassVar[str] = "train"
+    config: ClassVar[type[Frozen]] = TrainSlice
+    takes: ClassVar[Mapping[str, Takes]] = {
+        "base": Takes("base"),
+        "plan": Takes("plan"),
+        "tokens": Takes("tokens", many=True),
+        "selection": Takes("selection"),
+        "validation_tokens": Takes("tokens"),
+        "checkpoint": Takes("checkpoint", optional=True),
+        "decision": Takes("decision", optional=True),
+    }
+    gives: ClassVar[Mapping[str, str]] = {
+        "checkpoint": "checkpoint",
+        "curve": "curve",
+        "example_losses": "example_losses",
+    }
+
+    def methods(self, config: TrainSlice) -> Iterable[tuple[type[Method], str]]:
+        """Name the policy asked inside training, and every technique: the plan, an input, decides which is used."""
+        from stages.governor.policy import Policy
+
+        return ((Policy, str(config.govern.policy.get("method"))), *techniques())
+
+    def run(self, config: TrainSlice, inputs: Inputs, work: Work) -> Summary:
+        """Train one segment; see the modules beside this one."""
+        from data_contracts.direction import direction_of
+        from stages.meter.machine import device_kind
+        from stages.train.job import Job, Places
+        from stages.train.order import check_rows, refuse_no_step
+
+        plan, selection = inputs.one("plan").record(Plan), inputs.one("selection")
+        visits = int(selection.table().column("repeats").to_numpy().sum())
+        refuse_no_step(visits, plan, config.train.drop_last)
+        check_rows(inputs.one("validation_tokens").ref.rows)
+        given, checkpoint = inputs.maybe("decision"), inputs.maybe("checkpoint")
+        decision = given.record(Decision) if given else None
+        job = Job(
+            folder=str(work.folder),
+            places=Places(
+                tokens=tuple(str(item.folder / TABLE_FILE) for item in inputs.all("tokens")),
+                selection=str(selection.folder / TABLE_FILE),
+                validation=str(inputs.one("validation_tokens").folder / TABLE_FILE),
+                checkpoint=str(checkpoint.folder) if checkpoint else None,
+            ),
+            inputs={name: tuple(item.ref.digest for item in inputs.all(name)) for name in sorted(self.takes)},
+            pin=inputs.one("base").record(ModelPin),
+            plan=plan,
+            train=config.train,
+            policy=config.govern.policy,
+            metric=config.govern.metric,
+            direction=direction_of(config.govern.metric, config.govern.direction),
+            anneals=decision is not None and decision.anneals,
+            segment_flops=decision.segment_flops if decision else None,
+            **({"remaining": decision.remaining} if decision else {}),
+            order_seed=work.seed("train", "order"),
+            torch_seed=work.seed("train", "torch"),
+        )
+        from stages.train.publish import train_segment
+
+        return train_segment(job, work, device=device_kind(), title="train")
+
+
+def techniques() -> tuple[tuple[type[Method], str], ...]:
+    """Return every technique there is, importing none."""
+    from stages.technique.base import Technique
+
+    return tuple((Technique, name) for name in names(Technique))
+
+
+STAGE = Train()

@@ -1,0 +1,80 @@
+"""Where a segment starts: the base or a checkpoint, made ready to train by the plan's technique.
+
+Every rank builds the same model on its own: weights come from the same files, adapters' initial values from one seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from data_contracts.errors import ConfigError
+from data_contracts.method import resolve
+from stages.model.checkpoint import load_checkpoint, merge_adapters
+from stages.model.load import load_model
+from stages.technique.base import Technique
+from stages.technique.step import load_moments, optimizer_for
+from stages.train.job import Job
+from stages.train.schedule import Schedule
+
+
+@dataclass
+class Start:
+    """A model ready to train, its optimizer, and where in the run it stands."""
+
+    model: nn.Module
+    optimizer: torch.optim.AdamW
+    technique: dict[str, Any]
+    schedule: Schedule
+    updates: int
+    run_step: int
+    run_tokens: int
+    validation: dict[str, Any] | None
+    """The evaluation of the checkpoint started from: step, loss, se."""
+
+
+def prepare(job: Job, device: str) -> Start:
+    """Load and wrap the model of `job` and restore its optimizer.
+
+    Raises `ConfigError` where the plan's technique cannot go on from the checkpoint's.
+    """
+    technique = resolve(Technique, job.plan.technique, "plan.technique")
+    settings = {"method": type(technique).name(), **technique.model_dump(mode="json")}
+    torch.manual_seed(job.torch_seed)
+    moments, trainer = None, dict[str, Any]()
+    if job.places.checkpoint is None:
+        model = technique.wrap(load_model(job.pin, device=device))
+    else:
+        found = load_checkpoint(Path(job.places.checkpoint), job.pin, device=device)
+        model, trainer = found.model, found.trainer
+        if trainer["technique"] == settings:
+            moments = found.moments
+        else:
+            model = technique.wrap(_other(model, trainer["technique"], settings))
+    if job.plan.checkpoint_activations:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    peak = job.train.learning_rate or technique.learning_rate
+    optimizer = optimizer_for(model, job.train, peak)
+    updates = int(trainer["updates"]) if moments is not None else 0
+    if moments is not None and updates:
+        load_moments(optimizer, model, moments, updates)
+    step = int(trainer.get("run_step", trainer.get("step", 0)))
+    schedule = Schedule(peak, job.train.warmup_steps, job.train.decay)
+    return Start(
+        model, optimizer, settings, schedule, updates, step, int(trainer.get("tokens", 0)), trainer.get("validation")
+    )
+
+
+def _other(model: Any, before: dict[str, Any], now: dict[str, Any]) -> Any:
+    """Return a plain model to wrap anew, where the new technique can store what the old one learnt."""
+    if now["method"] == "full":
+        return merge_adapters(model) if hasattr(model, "peft_config") else model
+    raise ConfigError(
+        "a segment goes on with its checkpoint's technique, or turns to `full`",
+        f"the checkpoint was trained by {before}, the plan asks for {now}",
+        "keep `plan.techniques`, or start a new run from the trained model",
+    )

@@ -1,0 +1,92 @@
+"""Validation loss of an answer token, with a standard error that knows tokens of one document belong together.
+
+L = sum s_i / sum n_i over documents (s_i nats, n_i answer tokens) is a ratio estimator; its variance comes from the
+residuals s_i - L n_i of whole documents (Cochran 1977, Sampling Techniques, section 2.11), so the error is clustered by
+document. Counts its FLOPs. Which evaluation becomes the checkpoint is the loop's decision.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from data_contracts.arrow import read_table
+from stages.meter.flops import FlopModel
+from stages.model.batch import TokenTable, collate, length_buckets
+from stages.model.loss import document_losses
+from stages.train.examples import predicted_tokens
+from stages.workers.group import Group
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Mean loss of an answer token in nats, its standard error (None for one document), and how much was measured."""
+
+    mean: float
+    se: float | None
+    documents: int
+    answer_tokens: int
+
+    @property
+    def finite(self) -> bool:
+        """Whether the mean is a number one can compare."""
+        return math.isfinite(self.mean)
+
+
+def ratio_estimate(loss_sums: torch.Tensor, answer_tokens: torch.Tensor) -> Loss:
+    """Return the loss over documents given their sums (nats) and answer tokens; both of shape (documents,)."""
+    sums_D, counts_D = loss_sums.double(), answer_tokens.double()
+    documents, tokens = len(sums_D), float(counts_D.sum())
+    if tokens == 0:
+        return Loss(math.nan, None, documents, 0)
+    mean = float(sums_D.sum()) / tokens
+    if documents < 2:
+        return Loss(mean, None, documents, int(tokens))
+    residual = (sums_D - mean * counts_D).square().sum()
+    return Loss(mean, math.sqrt(documents / (documents - 1) * float(residual)) / tokens, documents, int(tokens))
+
+
+class Validation:
+    """The validation rows, cut into batches once.
+
+    Args:
+        tokens: a `tokens` table's file.
+        rows: most rows used, the first by example_id: ids are hashes of content, so these are a random sample that
+            stays the same as long as its rows do. None uses all.
+        batch_tokens: padded tokens a forward pass.
+    """
+
+    def __init__(self, tokens: Path, rows: int | None, batch_tokens: int) -> None:
+        table = read_table(tokens)
+        self._table, answers = TokenTable(table), predicted_tokens(table)
+        count = len(self._table) if rows is None else min(rows, len(self._table))
+        lengths = [int(length) for length in self._table.lengths[:count]]
+        self._buckets = length_buckets(lengths, batch_tokens)
+        self._shapes = [(len(bucket), lengths[bucket[0]], int(answers[bucket].sum())) for bucket in self._buckets]
+        self.documents, self.tokens = count, sum(lengths)
+
+    def flops(self, meter: FlopModel) -> int:
+        """Return the forward FLOPs of one evaluation, padding included."""
+        return sum(meter.forward(*shape) for shape in self._shapes)
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module, group: Group, precision: str) -> Loss:
+        """Evaluate `model` (left in evaluation mode); the ranks share the batches and return the same loss."""
+        model.eval()
+        found = torch.zeros(2, self.documents, dtype=torch.float64)
+        kind = torch.device(group.device).type
+        for number, bucket in enumerate(self._buckets):
+            if number % group.size != group.rank:
+                continue
+            batch = collate([self._table.row(index) for index in bucket]).to(group.device)
+            with torch.autocast(kind, torch.bfloat16, enabled=precision == "bfloat16"):
+                loss_D, tokens_D = document_losses(model, batch)
+            found[0, bucket] = loss_D.double().cpu()
+            found[1, bucket] = tokens_D.double().cpu()
+        placed = found.to(group.device)
+        group.sum_([placed])
+        return ratio_estimate(*placed.cpu())

@@ -23,7 +23,7 @@ def grams(words: Sequence[str], n: int) -> Grams:
     if count < 1:
         return np.empty(0, np.uint64)
     digest = xxhash.xxh3_64_intdigest
-    return np.array(sorted({digest(" ".join(words[i : i + n])) for i in range(count)}), np.uint64)
+    return np.array(sorted({digest(" ".join(words[i : i + n]).encode()) for i in range(count)}), np.uint64)
 
 
 def shared(a: Grams, b: Grams) -> int:

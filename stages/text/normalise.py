@@ -66,7 +66,7 @@ def example_id(messages: Sequence[Message], tools: Sequence[Any], text: str, cop
 
     Raises `UnicodeEncodeError` for text with an unpaired surrogate: it has no bytes.
     """
-    content: dict[str, Any] = {"text": stored_form(text)} if not messages else {"messages": _form(messages, stored_form)}
+    content: dict[str, Any] = {"messages": _form(messages, stored_form)} if messages else {"text": stored_form(text)}
     if tools:
         content["tools"] = _form(tools, stored_form)
     if copy:

@@ -38,7 +38,10 @@ def policy(name="marginal_gain", **settings):
     return resolve(Policy, {"method": name, **settings}, "govern.policy")
 
 
-def decide(segments, *, remaining=Budget(flops=100 * FLOPS), allowed=BETWEEN, settings=None, **state):
+AMPLE = Budget(flops=100 * FLOPS)
+
+
+def decide(segments, *, remaining=AMPLE, allowed=BETWEEN, settings=None, **state):
     return policy(**(settings or {})).decide(State.from_rows(segments, **state), remaining, allowed)
 
 

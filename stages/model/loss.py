@@ -40,7 +40,8 @@ def document_losses(model: nn.Module, batch: TokenBatch, *, chunk_tokens: int | 
     documents = len(batch.example_ids)
     owner_N = batch.answers.document_N
     sums_D = torch.zeros(documents, dtype=loss_N.dtype, device=loss_N.device).index_add(0, owner_N, loss_N)
-    return sums_D, torch.bincount(owner_N, minlength=documents)
+    counts_D = torch.zeros(documents, dtype=torch.int64, device=owner_N.device)
+    return sums_D, counts_D.index_add(0, owner_N, torch.ones_like(owner_N))
 
 
 def token_losses(model: nn.Module, batch: TokenBatch, *, chunk_tokens: int | None = None) -> Tensor:

@@ -1,0 +1,254 @@
+"""Floating-point operations, counted from the operators that ran.
+
+`FlopCounter` is torch's FlopCounterMode with the formulas that it lacks; a matmul-like operator without a formula is an
+error, never zero. `FlopModel` traces a model at a few small shapes and fits the exact polynomial, so that any later
+batch is priced without being counted. Element-wise work is not counted (a multiply-add is two operations).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.flop_counter import FlopCounterMode, mm_flop, sdpa_backward_flop_count, sdpa_flop_count
+
+from data_contracts.errors import ModelError
+
+MATMUL_LIKE = re.compile(
+    r"(^|_)(mm|bmm|matmul|addmm|baddbmm|addmv|mv|addbmm|vdot|einsum)(_|$)|conv|attention|lstm|gru_"
+)
+_LENGTHS = (8, 16, 24)
+_CHECK = (2, 40, 5)  # rows, tokens, kept positions
+
+
+def _sdpa(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _sdpa_backward(
+    grad: Sequence[int], query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
+) -> int:
+    return int(sdpa_backward_flop_count(grad, query, key, value))
+
+
+FORMULAS: dict[Any, Any] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _sdpa,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _sdpa_backward,
+    torch.ops.aten._int_mm: mm_flop,
+}
+"""Operators that torch 2.13 runs but does not count: packets to formulas over shapes."""
+
+
+class _Whole:
+    """Stands for torch's module tracker, whose hooks on every module take most of a trace's time: one total only."""
+
+    parents = ("Global",)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class FlopCounter(FlopCounterMode):
+    """Count every matmul-like operator inside the context; `total` is the sum.
+
+    Raises `ModelError` at the first matmul-like operator that has no formula.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(display=False, custom_mapping=FORMULAS)
+        self.mod_tracker = _Whole()
+
+    @property
+    def total(self) -> int:
+        """Operations counted so far."""
+        return int(self.get_total_flops())
+
+    def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
+        if func_packet not in self.flop_registry:
+            name = getattr(func_packet, "__name__", str(func_packet))
+            if MATMUL_LIKE.search(name):
+                raise ModelError(
+                    "every matmul-like operator that runs has a FLOP formula",
+                    f"{func_packet} has none",
+                    "add its formula to stages/meter/flops.py",
+                )
+        return super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call]
+
+
+Polynomial = tuple[Fraction, ...]
+
+
+def _evaluate(polynomial: Polynomial, tokens: int) -> Fraction:
+    return sum((c * tokens**power for power, c in enumerate(polynomial)), Fraction(0))
+
+
+@dataclass(frozen=True)
+class FlopModel:
+    """Operations of a forward pass and of a training pass (forward + backward) of one model in one technique.
+
+    `body` and `body_train` hold the coefficients 1, T, T² of one row of padded length T; `head` and `head_train` the
+    operations of one position that goes through the output head. `body_train` is None where only forward was traced.
+    """
+
+    body: Polynomial
+    head: Fraction
+    body_train: Polynomial | None = None
+    head_train: Fraction = Fraction(0)
+
+    @classmethod
+    def trace(cls, model: Any, *, train: bool) -> FlopModel:
+        """Trace `model` as it stands: its adapters, what requires a gradient, and activation checkpointing.
+
+        Five passes over at most 80 tokens, once a process for models that are alike.
+
+        Args:
+            model: a causal language model of transformers or PEFT, on any device, real or fake.
+            train: whether to trace the backward pass too.
+
+        Raises `ModelError` for an operator without a formula, or a cost that is not a polynomial in the row's length.
+        """
+        key = _signature(model, train)
+        if key not in _traced:
+            _traced[key] = _trace(model, train)
+        return _traced[key]
+
+    def forward(self, rows: int, tokens: int, answers: int | None = None) -> int:
+        """Return the operations of a forward pass of `rows` rows of padded length `tokens`.
+
+        `answers` is how many positions go through the head (the supervised ones); None is all of them.
+        """
+        return _whole(rows * _evaluate(self.body, tokens) + _positions(rows, tokens, answers) * self.head)
+
+    def train(self, rows: int, tokens: int, answers: int | None = None, *, chunked: bool = False) -> int:
+        """Return the operations of forward + backward; `chunked` adds the head's second forward pass.
+
+        Raises `ModelError` where only the forward pass was traced.
+        """
+        if self.body_train is None:
+            raise ModelError("a FLOP model traced with train=True", "it knows forward only", "trace it for training")
+        positions = _positions(rows, tokens, answers)
+        head = self.head_train + (self.head if chunked else 0)
+        return _whole(rows * _evaluate(self.body_train, tokens) + positions * head)
+
+    def deepened(self, deeper: FlopModel, steps: int) -> FlopModel:
+        """Return this model with `steps` times the difference to `deeper` added: exact where layers are alike."""
+
+        def line(low: Polynomial, high: Polynomial) -> Polynomial:
+            return tuple(a + steps * (b - a) for a, b in zip(low, high, strict=True))
+
+        train = None
+        if self.body_train is not None and deeper.body_train is not None:
+            train = line(self.body_train, deeper.body_train)
+        return FlopModel(line(self.body, deeper.body), self.head, train, self.head_train)
+
+
+def _positions(rows: int, tokens: int, answers: int | None) -> int:
+    return rows * tokens if answers is None else answers
+
+
+def _whole(value: Fraction) -> int:
+    if value.denominator != 1:
+        raise ModelError("a whole number of operations", f"the fit gives {value}", "report this model")
+    return int(value)
+
+
+_traced: dict[str, FlopModel] = {}
+
+
+def _signature(model: Any, train: bool) -> str:
+    """Return a digest of all that decides the operations: structure, shapes, what is trained, recomputation."""
+    modules = [(name, type(module).__name__) for name, module in model.named_modules()]
+    weights = [(name, tuple(w.shape), w.requires_grad) for name, w in model.named_parameters()]
+    device = next(iter(model.parameters())).device.type
+    text = repr((modules, weights, train and _recomputes(model), model.config.to_json_string(), device, train))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _trace(model: Any, train: bool) -> FlopModel:
+    rows, tokens, kept = _CHECK
+    counts = [_count(model, 1, length, 1, train) for length in _LENGTHS]
+    wider, check = _count(model, 1, _LENGTHS[0], 3, train), _count(model, rows, tokens, kept, train)
+    fits = []
+    for part in range(2 if train else 1):
+        head = Fraction(wider[part] - counts[0][part], 2)
+        body = _through(_LENGTHS, [count[part] - head for count in counts])
+        said = rows * _evaluate(body, tokens) + rows * kept * head
+        if check[part] != said:
+            raise ModelError(
+                "operations that are linear in rows and quadratic in the row's length",
+                f"at {rows} rows of {tokens} tokens {check[part]} were counted and {said} expected",
+                "use a model with plain attention over the whole row",
+            )
+        fits.append((body, head))
+    return FlopModel(*fits[0], *fits[1]) if train else FlopModel(*fits[0])
+
+
+def _through(lengths: Sequence[int], values: Sequence[Fraction]) -> Polynomial:
+    """Return the coefficients of the parabola through three points (Lagrange form, exact)."""
+    total = [Fraction(0)] * 3
+    for i, (x, y) in enumerate(zip(lengths, values, strict=True)):
+        u, v = (other for j, other in enumerate(lengths) if j != i)
+        scale = Fraction(y) / ((x - u) * (x - v))
+        for power, c in enumerate((u * v, -(u + v), 1)):
+            total[power] += scale * c
+    return tuple(total)
+
+
+def _count(model: Any, rows: int, tokens: int, kept: int, train: bool) -> tuple[int, int]:
+    """Return the operations of one forward pass, and of forward + backward (the same where not `train`)."""
+    trainable = [weight for weight in model.parameters() if weight.requires_grad]
+    device = next(iter(model.parameters())).device
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if "logits_to_keep" not in inspect.signature(inner.forward).parameters:
+        raise ModelError("a model that can keep chosen logits", f"{type(inner).__name__} cannot", "use another model")
+    with _as_in_training(model, train), torch.set_grad_enabled(train), FlopCounter() as counter:
+        ids_BT = torch.zeros(rows, tokens, dtype=torch.int64, device=device)
+        logits = model(input_ids=ids_BT, use_cache=False, logits_to_keep=kept).logits
+        forward = counter.total
+        if train:
+            torch.autograd.grad(logits.sum(), trainable, allow_unused=True)
+    return forward, counter.total
+
+
+def _recomputes(model: Any) -> bool:
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+@contextmanager
+def _as_in_training(model: Any, train: bool) -> Iterator[None]:
+    """Put a checkpointing model in training mode (transformers recomputes in that mode alone), and back."""
+    was = model.training
+    fake = isinstance(next(iter(model.parameters())), FakeTensor)
+    model.train(train and _recomputes(model))
+    try:
+        with plain_positions() if fake else nullcontext():
+            yield
+    finally:
+        model.train(was)
+
+
+@contextmanager
+def plain_positions() -> Iterator[None]:
+    """Tell transformers that no row of a fake batch is packed, which it otherwise reads from the position ids.
+
+    A fake tensor has no values to read, so it would build a mask that the real run does without.
+    """
+    from transformers import masking_utils
+
+    asked = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = asked

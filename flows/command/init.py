@@ -1,0 +1,143 @@
+"""`lazytrain init`: a short commented configuration for your model, pool, target and budget.
+
+It asks for what was not given (on a terminal), looks at the files (format, rows, fields) and writes nothing that it did
+not check. `--schema` prints the JSON Schema of the configuration for editors.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from data_contracts.config import json_schema, parse
+from data_contracts.errors import ConfigError, InputError
+from flows.command.screen import console
+from flows.readable import text
+from flows.workspace import CONFIG_FILE
+
+app = typer.Typer()
+
+TIMES, MEMORIES = ("s", "m", "min", "h", "d"), ("b", "kb", "mb", "gb", "tb", "kib", "mib", "gib")
+
+
+@app.command()
+def init(
+    model: Annotated[str | None, typer.Option(help="A model's folder, or a hub name.")] = None,
+    pool: Annotated[
+        list[str] | None, typer.Option(help="Files or folders that may be trained on; may be repeated.")
+    ] = None,
+    target: Annotated[list[str] | None, typer.Option(help="Files that show what good means; may be repeated.")] = None,
+    budget: Annotated[str | None, typer.Option(help='Such as "24GB 2h", "6GB 1e15flops", "80GB 5e8tokens".')] = None,
+    out: Annotated[Path, typer.Option(help="Where the configuration goes.")] = Path(CONFIG_FILE),
+    force: Annotated[bool, typer.Option("--force", help="Replace a configuration that is there.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of the configuration and end.")
+    ] = False,
+) -> None:
+    """Write a short commented configuration for your model, pool, target and budget."""
+    if schema:
+        typer.echo(json.dumps(json_schema(), indent=2))
+        return
+    if out.exists() and not force:
+        raise ConfigError(
+            f"{out} is not there yet", "it is", "choose another name with --out, or --force to replace it"
+        )
+    model = model or _ask("--model", "model (a folder or a hub name)")
+    pool = pool or _ask("--pool", "pool (files to choose training examples from)").split()
+    target = target or _ask("--target", "target (files that show what good means)").split()
+    budget = budget or _ask("--budget", "budget (memory and time or FLOPs)", "6GB 1h")
+    content = written(model, pool, target, budget, out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(content, encoding="utf-8")
+    console().print(f"wrote {out}; next: lazytrain plan {out}", soft_wrap=True)
+
+
+def _ask(option: str, what: str, default: str | None = None) -> str:
+    if not sys.stdin.isatty():
+        raise ConfigError(f"`{option}` is given, or a terminal to ask on", "neither", f"pass {option}")
+    answer: str = typer.prompt(what, default=default)
+    return answer
+
+
+def parse_budget(words: str) -> dict[str, str | int]:
+    """Turn such as `24GB 2h 1e15flops` into the budget section. Raises `ConfigError` naming the part it cannot read."""
+    budget: dict[str, str | int] = {}
+    for word in re.split(r"[\s,]+", words.strip()):
+        match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]+)", word)
+        unit = match[2].lower() if match else ""
+        if unit in MEMORIES:
+            budget["peak_bytes"] = word
+        elif unit in TIMES:
+            budget["seconds"] = word
+        elif match and unit in ("flop", "flops", "tokens"):
+            budget["tokens" if unit == "tokens" else "flops"] = int(float(match[1]))
+        else:
+            raise ConfigError(
+                "a budget of parts such as 24GB, 2h, 1e15flops, 5e8tokens",
+                f"the part {word!r}",
+                "give a number and a unit",
+            )
+    return budget
+
+
+def written(model: str, pool: list[str], target: list[str], budget: str, out: Path) -> str:
+    """Return the configuration's text, its paths relative to `out`, checked against the schema and the files."""
+    looks = {"pool": [look(Path(item)) for item in pool], "target": [look(Path(item)) for item in target]}
+    place = out.resolve().parent
+    local = Path(model).expanduser().is_dir()
+    values: dict[str, Any] = {
+        "model": {"path": _relative(model, place)} if local else {"hub": model},
+        "data": {
+            "pool": [_relative(item, place) for item in pool],
+            "target": [_relative(item, place) for item in target],
+        },
+        "budget": parse_budget(budget),
+    }
+    parse(values, str(out))
+    lines = [
+        "# LazyTrain: every key that is left out has a default; `lazytrain init --schema` lists them all.",
+        f"name: {json.dumps(re.sub(r'[^A-Za-z0-9._-]+', '-', place.name).strip('-._') or 'run')}",
+        "seed: 0",
+        "",
+        "model:  # a folder (safetensors or one GGUF file), or a hub name",
+        *_section(values["model"]),
+        "",
+        "data:  # validation and holdout are cut from the target unless they are given here",
+        *(f"  # {name} {line}" for name, found in looks.items() for line in found),
+        *_section(values["data"]),
+        "",
+        "budget:  # peak_bytes is the memory of one worker; flops, seconds, tokens are for the whole run",
+        *_section(values["budget"]),
+        "",
+        "select:",
+        "  fraction: 0.1  # of the pool; or count, or tokens",
+        "",
+        "govern:",
+        "  rounds: 3  # most turns of score, select, train",
+        "",
+    ]
+    content = "\n".join(lines)
+    parse(yaml.safe_load(content), str(out))
+    return content
+
+
+def _section(values: dict[str, Any]) -> list[str]:
+    return [f"  {line}" for line in yaml.safe_dump(values, sort_keys=False, allow_unicode=True).splitlines()]
+
+
+def _relative(item: str, place: Path) -> str:
+    path = Path(item).expanduser()
+    if not path.exists():
+        return item
+    path = path.resolve()
+    return path.relative_to(place).as_posix() if path.is_relative_to(place) else path.as_posix()
+
+
+def look(path: Path) -> str:
+    raise InputError(text(str(path)), "", "")

@@ -1,0 +1,85 @@
+"""`lazytrain quickstart`: the whole chain on a small real model and real text, on two cores without a GPU.
+
+It writes a configuration and its data into a folder, fetches the model where it is not here yet, and runs the
+pipeline. Running it again reuses every stage.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data_contracts.config import ModelConfig
+from flows.command import quickstart_data
+from flows.command.model import pull
+from flows.command.run import execute
+from flows.workspace import CONFIG_FILE
+
+app = typer.Typer()
+
+TEMPLATE = """\
+# The quick start: teach a small chat model to answer trivia in a word or two.
+# Change a value and run `lazytrain run {file}`: that stage and those after it run again, nothing before it.
+
+name: quickstart
+seed: 0
+
+model:
+  {model}
+
+data:
+  pool: data/pool          # small talk, code, pages of the Python manual, and some trivia
+  target: data/target.jsonl        # what good means: short answers to trivia questions
+  validation: data/validation.jsonl  # chooses checkpoints and stops training
+  holdout: data/holdout.jsonl        # only the evaluation at the end reads it
+
+budget:
+  peak_bytes: 5GB          # the plan picks a way of training that fits
+  flops: 4e13
+
+ingest:
+  longest_tokens: 128
+
+begin:
+  fraction: 0.05           # a warm-up on random rows: what scoring and planning start from
+
+score:
+  scorer: {{method: influence}}
+
+select:
+  selector: {{method: top_k}}
+  fraction: 0.25           # of the pool
+
+train:
+  epochs: 2
+
+govern:
+  rounds: 2
+"""
+
+
+@app.command()
+def quickstart(
+    folder: Annotated[Path, typer.Option(help="Where configuration, data and results go.")] = Path("quickstart"),
+) -> None:
+    """Run the whole chain on a small real model and real text."""
+    execute(write(folder))
+
+
+def write(folder: Path) -> Path:
+    """Write the data and the configuration where they are not there yet; return the configuration's path."""
+    config = folder / CONFIG_FILE
+    if not config.is_file():
+        model = pull()
+        quickstart_data.write(folder / "data")
+        config.write_text(TEMPLATE.format(file=config, model=_model(model)), encoding="utf-8")
+    return config
+
+
+def _model(model: ModelConfig) -> str:
+    if model.path is not None:
+        return f"path: {json.dumps(model.path)}"
+    return f"hub: {model.hub}\n  revision: {model.revision}"

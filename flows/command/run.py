@@ -1,0 +1,43 @@
+"""`lazytrain run`: the pipeline of one configuration file, in this process, with an embedded Prefect server.
+
+Where `PREFECT_API_URL` names a server, that one is used. What was committed before is reused; the summary at the end
+tells what this run did, what it cost and where to look.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.command.screen import console, screen
+from flows.environment import prepare
+from flows.outcome import Outcome
+from flows.workspace import CONFIG_FILE, Workspace
+
+app = typer.Typer()
+
+
+@app.command()
+def run(config: Annotated[Path, typer.Argument(help="The configuration file.")] = Path(CONFIG_FILE)) -> None:
+    """Run the pipeline of a configuration; what is unchanged is reused."""
+    execute(config)
+
+
+def execute(config: Path) -> Outcome:
+    """Run the pipeline of `config`, show its progress and its summary, and return its outcome.
+
+    Raises `ConfigError` before anything starts, and whatever a stage refuses.
+    """
+    workspace = Workspace.read(config)
+    prepare(workspace.home, offline=workspace.offline)
+    from flows.command.summary import show_outcome
+    from flows.pipeline import pipeline
+    from flows.stage_flows import REPORTER
+
+    console().print(f"running {workspace.file} (state under {workspace.home})", soft_wrap=True)
+    REPORTER.set(screen())
+    outcome: Outcome = pipeline(str(workspace.file))
+    show_outcome(outcome, workspace)
+    return outcome

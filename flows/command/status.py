@@ -1,0 +1,122 @@
+"""`lazytrain status`: the runs of a store, and of one run its attempts, costs, decisions and verdict.
+
+Attempts whose process is gone are closed first, so that nothing shows as running that is dead.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from data_contracts.cost import Cost
+from data_contracts.errors import ArtifactError
+from data_contracts.records import Decision, Promotion, Table, Verdict
+from flows.command.screen import console, rich_table
+from flows.environment import prepare
+from flows.readable import duration, size
+from flows.workspace import CONFIG_FILE, Workspace
+
+app = typer.Typer()
+
+
+@app.command()
+def status(
+    config: Annotated[Path, typer.Option(help="The configuration whose store is shown.")] = Path(CONFIG_FILE),
+    run: Annotated[str | None, typer.Option(help="A run's id or the start of it; unset is the newest.")] = None,
+) -> None:
+    """Show runs, attempts, costs, decisions and the verdict."""
+    workspace = Workspace.read(config)
+    prepare(workspace.home)
+    from data_contracts.store import Store
+
+    if not workspace.home.exists() and workspace.config.store.tracking_uri is None:
+        console().print(f"no run yet under {workspace.home}: lazytrain run {config}", soft_wrap=True)
+        return
+    store = Store(workspace.address)
+    closed = store.reconcile()
+    if closed:
+        console().print(f"{len(closed)} runs whose process is gone were closed as failed")
+    runs = list(store.runs())
+    console().print(rich_table(runs_table(runs[:20])))
+    if runs:
+        chosen = match(runs, run)
+        show_run(store, chosen)
+
+
+def match(runs: list[Any], start: str | None) -> Any:
+    """Return the run whose id begins with `start`, or the newest. Raises `ArtifactError` for none or several."""
+    found = [item for item in runs if start is None or item.run.startswith(start)]
+    if not found or (start is not None and len(found) > 1):
+        raise ArtifactError(
+            "`--run` is the id of one pipeline run, or the start of it",
+            f"{len(found)} runs begin with {start!r}",
+            "see `lazytrain status`",
+        )
+    return found[0]
+
+
+def runs_table(runs: list[Any]) -> Table:
+    """Return the pipeline runs, newest first."""
+    rows = tuple(
+        (
+            item.run[:12],
+            item.name,
+            item.status.lower(),
+            datetime.fromtimestamp(item.started, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+            duration(item.seconds) if item.seconds is not None else None,
+            item.reason,
+        )
+        for item in runs
+    )
+    return Table(title="Runs", columns=("run", "name", "status", "started (UTC)", "time", "why"), rows=rows)
+
+
+def show_run(store: Any, run: Any) -> None:
+    """Print one run: attempts, ledger by stage, decisions, verdict."""
+    attempts = store.attempts(run.run)
+    console().print(rich_table(attempts_table(run.run, attempts)))
+    refs = [ref for item in attempts for ref in item.refs.values()]
+    if refs:
+        ledger = store.ledger(refs)
+        rows = tuple(
+            (stage, cost.flops, cost.tokens, duration(cost.seconds), size(cost.peak_bytes))
+            for stage, cost in ledger.by_stage().items()
+        )
+        console().print(
+            rich_table(Table(title="Costs", columns=("stage", "FLOPs", "tokens", "time", "peak memory"), rows=rows))
+        )
+    for item in attempts:
+        if "decision" in item.refs:
+            decision = store.record(item.refs["decision"], Decision)
+            console().print(Text(f"decision   {item.name}: {decision.action}: {decision.reason}"))
+        if "verdict" in item.refs:
+            verdict = store.record(item.refs["verdict"], Verdict)
+            console().print(Text(f"verdict    {verdict.outcome}: {verdict.reason}", style="bold"))
+        if "promotion" in item.refs:
+            promotion = store.record(item.refs["promotion"], Promotion)
+            console().print(Text(f"promotion  {promotion.outcome}: {promotion.reason}"))
+
+
+def attempts_table(run: str, attempts: list[Any]) -> Table:
+    """Return what each stage did in a run."""
+    rows = []
+    for item in attempts:
+        total = Cost()
+        for cost in item.costs.values():
+            total += cost
+        rows.append(
+            (
+                item.name,
+                "reused" if item.cached else item.status.lower(),
+                item.run[:12],
+                total.flops,
+                duration(item.seconds) if item.seconds is not None and not item.cached else None,
+                item.reason,
+            )
+        )
+    columns = ("stage", "status", "attempt", "FLOPs", "time", "why")
+    return Table(title=f"Stages of run {run[:12]}", columns=columns, rows=tuple(rows))

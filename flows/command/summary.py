@@ -1,0 +1,69 @@
+"""The summary that ends a run: what was gained, what it cost, what was decided, and where to look.
+
+Everything shown was committed by a stage; nothing is computed here but sums.
+"""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from data_contracts.records import Table
+from flows.command.screen import console, rich_table
+from flows.outcome import Outcome
+from flows.readable import duration, size, text
+from flows.workspace import Workspace
+
+COLOURS = {"promote": "green", "hold": "yellow", "reject": "red"}
+
+
+def show_outcome(outcome: Outcome, workspace: Workspace) -> None:
+    """Print the summary of a finished run."""
+    out = console()
+    out.print(rich_table(steps_table(outcome)))
+    out.print(rich_table(decisions_table(outcome)))
+    for table in outcome.evaluation.tables:
+        out.print(rich_table(table))
+    out.print(rich_table(gates_table(outcome)))
+    spent_now = sum(step.cost.flops for step in outcome.steps if not step.cached)
+    lines = {
+        "plan": outcome.plan.why,
+        "FLOPs": f"{text(sum(outcome.flops.values()))} in all, {text(spent_now)} spent in this run",
+        "peak memory": size(outcome.peak_bytes),
+        "time": f"{duration(outcome.seconds)}, {outcome.reused} of {len(outcome.steps)} stages reused",
+    }
+    for name, value in lines.items():
+        out.print(Text(f"{name:<14} {value}"))
+    verdict = outcome.verdict
+    out.print(Text(f"{'verdict':<14} {verdict.outcome}: {verdict.reason}", style=COLOURS[verdict.outcome]))
+    out.print(Text(f"{'promotion':<14} {outcome.promotion.outcome}: {outcome.promotion.reason}"))
+    config = workspace.file.name
+    out.print(Text(f"{'look':<14} lazytrain status --config {config}   ·   lazytrain ui --config {config}"))
+    out.print(Text(f"{'':<14} run {outcome.run} in {workspace.address.tracking_uri}"))
+
+
+def steps_table(outcome: Outcome) -> Table:
+    """Return what each stage call cost."""
+    rows = tuple(
+        (
+            step.name,
+            "reused" if step.cached else "ran",
+            step.cost.flops,
+            step.cost.tokens,
+            duration(step.cost.seconds),
+            size(step.cost.peak_bytes),
+        )
+        for step in outcome.steps
+    )
+    return Table(title="Stages", columns=("stage", "", "FLOPs", "tokens", "time", "peak memory"), rows=rows)
+
+
+def decisions_table(outcome: Outcome) -> Table:
+    """Return the governor's decisions, in order."""
+    rows = tuple((item.round, item.action, item.best_loss, item.reason) for item in outcome.decisions)
+    return Table(title="Decisions", columns=("round", "action", "best validation loss", "reason"), rows=rows)
+
+
+def gates_table(outcome: Outcome) -> Table:
+    """Return what each gate found."""
+    rows = tuple((item.gate, "passed" if item.passed else "failed", item.reason) for item in outcome.verdict.findings)
+    return Table(title="Gates", columns=("gate", "", "finding"), rows=rows)

@@ -1,0 +1,118 @@
+"""The pipeline, whole: from a configuration to a verdict on a model that was trained on what is worth training on.
+
+It reads as the list of what is done. Each call is one task and returns references only; what has been done before for
+the same work is adopted, not repeated. What each stage computes is in `stages/`, how a call is made in `stage_flows`.
+"""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from data_contracts.records import Decision, Plan, Promotion, Verdict
+from flows.outcome import Outcome
+from flows.stage_flows import opened
+
+
+@flow(name="pipeline", flow_run_name="pipeline-{config_file}", log_prints=False, persist_result=False)
+def pipeline(config_file: str = "lazytrain.yaml") -> Outcome:
+    """Run the chain of one configuration file and return what came of it.
+
+    Args:
+        config_file: the YAML file; relative paths in it start from its folder.
+    """
+    with opened(config_file) as run:
+        # The four splits, tokenised, and the base model pinned by digest.
+        data = run.call("ingest")
+        base, pool, target = data.ref("base"), data.ref("pool_tokens"), data.ref("target_tokens")
+        validation, holdout = data.ref("validation_tokens"), data.ref("holdout_tokens")
+
+        # How training fits the budget, and a charged warm-up on a random selection: moments, losses, noise.
+        planned = run.call("plan", base=base, pool_tokens=pool, target_tokens=target)
+        plan = planned.ref("plan")
+        begun = run.call("begin", base=base, plan=plan, pool_tokens=pool, validation_tokens=validation)
+        checkpoint, selection, scores = begun.ref("checkpoint"), begun.ref("selection"), ()
+        curves, checkpoints, losses = begun.ref("curve"), checkpoint, begun.ref("example_losses")
+        selections = selection
+        decided = run.call("govern", curve=curves, checkpoint=checkpoints, plan=plan)
+        decision = run.read(decided, "decision", Decision)
+
+        # The loop: score, select, train, and ask whether more is worth its price.
+        while not decision.stops:
+            run.next_round()
+            if decision.replans:
+                planned = run.call(
+                    "plan", base=base, pool_tokens=pool, target_tokens=target, checkpoint=checkpoint, curve=curves
+                )
+                plan = planned.ref("plan")
+            if decision.rescores:
+                scored = run.call(
+                    "score",
+                    base=base,
+                    plan=plan,
+                    checkpoint=checkpoint,
+                    pool_tokens=pool,
+                    target_tokens=target,
+                    pool=data.ref("pool"),
+                    target=data.ref("target"),
+                    example_losses=losses,
+                )
+                scores = scored.ref("scores")
+            if decision.reselects:
+                selected = run.call("select", pool_tokens=pool, scores=scores, target_tokens=target, plan=plan)
+                selection = selected.ref("selection")
+                selections += selection
+            trained = run.call(
+                "train",
+                base=base,
+                plan=plan,
+                tokens=pool + target,
+                selection=selection,
+                validation_tokens=validation,
+                checkpoint=checkpoint,
+                decision=decided.ref("decision"),
+            )
+            checkpoint = trained.ref("checkpoint")
+            curves += trained.ref("curve")
+            checkpoints += checkpoint
+            losses += trained.ref("example_losses")
+            decided = run.call(
+                "govern", curve=curves, checkpoint=checkpoints, plan=plan, decision=decided.ref("decision")
+            )
+            decision = run.read(decided, "decision", Decision)
+
+        # The best checkpoint against the base and the current champion, on the holdout; the verdict is pure.
+        candidate = (decision.best,) if decision.best else ()
+        champion, champion_base = run.champion(candidate)
+        evaluated = run.call(
+            "evaluate",
+            base=base,
+            holdout=data.ref("holdout"),
+            holdout_tokens=holdout,
+            checkpoint=candidate,
+            champion=champion,
+            champion_base=champion_base,
+        )
+        judged = run.call(
+            "judge",
+            evaluation=evaluated.ref("evaluation"),
+            candidate=candidate,
+            champion=champion,
+            selection=selections,
+            pool=data.ref("pool"),
+            target=data.ref("target"),
+            holdout=data.ref("holdout"),
+        )
+        # The only effect: a registry alias moved, if it still is what the verdict saw.
+        promoted = run.call(
+            "promote",
+            verdict=judged.ref("verdict"),
+            candidate=candidate,
+            base=base,
+            evaluation=evaluated.ref("evaluation"),
+            plan=plan,
+        )
+        return run.outcome(
+            plan=run.read(planned, "plan", Plan),
+            verdict=run.read(judged, "verdict", Verdict),
+            promotion=run.read(promoted, "promotion", Promotion),
+        )

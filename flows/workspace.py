@@ -1,0 +1,62 @@
+"""A configuration file and what follows from where it stands: the folder of relative paths and the store's address.
+
+The embedded default keeps everything under one folder, `store.home`: SQLite MLflow, artifacts, work in progress, and
+Prefect's own database. A `tracking_uri` or `work_uri` in the configuration moves those parts to a team's servers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_contracts.config import Config, load
+from data_contracts.records import StoreAddress
+
+CONFIG_FILE = "lazytrain.yaml"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A read configuration, its file, and the folder that relative paths in it start from."""
+
+    config: Config
+    file: Path
+
+    @classmethod
+    def read(cls, file: Path | str) -> Workspace:
+        """Read a configuration file. Raises `ConfigError` for a missing or invalid one."""
+        path = Path(file).expanduser().resolve()
+        return cls(load(path), path)
+
+    @property
+    def root(self) -> Path:
+        """The folder of the configuration file."""
+        return self.file.parent
+
+    @property
+    def home(self) -> Path:
+        """The folder of the embedded store."""
+        return (self.root / self.config.store.home).resolve()
+
+    @property
+    def address(self) -> StoreAddress:
+        """How a runner reaches the store; a local folder is made by the store on first use."""
+        return embedded_address(
+            self.home, tracking_uri=self.config.store.tracking_uri, work_uri=self.config.store.work_uri
+        )
+
+    @property
+    def offline(self) -> bool:
+        """Whether nothing in the configuration needs the network: every data source is a path that exists."""
+        data = self.config.data
+        sources = (*data.pool, *data.target, *data.validation, *data.holdout)
+        return all((self.root / source).exists() or any(sign in source for sign in "*?[") for source in sources)
+
+
+def embedded_address(home: Path, *, tracking_uri: str | None = None, work_uri: str | None = None) -> StoreAddress:
+    """Return the address of a store under `home`, with its parts moved where a URI is given."""
+    return StoreAddress(
+        tracking_uri=tracking_uri or f"sqlite:///{home / 'mlflow.db'}",
+        work_uri=work_uri or str(home / "work"),
+        artifact_uri=None if tracking_uri else (home / "artifacts").as_uri(),
+    )

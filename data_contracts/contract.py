@@ -61,7 +61,7 @@ class Finite(Invariant):
         if pa.types.is_list(column.type):
             bad = pc.invert(pc.is_finite(column.flatten()))
             parents = pc.list_parent_indices(column).filter(pc.fill_null(bad, False))
-            return pa.array(_mark(len(column), parents.to_pylist()))
+            return pa.array(_mark(len(column), parents.to_pylist()), pa.bool_())
         return pc.fill_null(pc.invert(pc.is_finite(column)), False)
 
 
@@ -77,7 +77,7 @@ class Within(Invariant):
 
     def broken(self, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column(self.column)
-        bad = pa.array([False] * len(column)) if self.low is None else pc.less(column, self.low)
+        bad = pa.array([False] * len(column), pa.bool_()) if self.low is None else pc.less(column, self.low)
         if self.high is not None:
             bad = pc.or_kleene(bad, pc.greater(column, self.high))
         return pc.fill_null(bad, False)
@@ -235,7 +235,8 @@ class Contract:
     def _unordered(self, batch: pa.RecordBatch, last: tuple[Any, ...] | None) -> tuple[pa.Array, tuple[Any, ...]]:
         """Mark rows whose key is not above the row before; the first row is compared with `last`."""
         count = batch.num_rows
-        above, equal = pa.array([False] * (count - 1)), pa.array([True] * (count - 1))
+        above = pa.array([False] * (count - 1), pa.bool_())
+        equal = pa.array([True] * (count - 1), pa.bool_())
         for name in self.key:
             column = batch.column(name)
             before, after = column.slice(0, count - 1), column.slice(1)

@@ -1,0 +1,1 @@
+"""Scorers, one a file; the class in each subclasses `stages.score.scorer.Scorer`."""

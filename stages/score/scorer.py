@@ -1,0 +1,147 @@
+"""The family of scorers: a method says what it reads, prepares once, and gives numbers for blocks of examples.
+
+The engine around it streams the pool, buckets by length, isolates what fails, quarantines what is not finite, counts
+operations and resumes; so a method file is only its mathematics. This module imports no torch: a scorer that reads no
+model runs without it. Shapes: B examples of a block, J columns (one a target group, or one), N examples of the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from data_contracts.method import Method
+
+if TYPE_CHECKING:
+    import torch
+
+    from stages.model.batch import TokenBatch, TokenTable
+    from stages.model.checkpoint import TrainedModel
+
+Reads = Literal["text", "tokens", "model", "moments", "example_losses", "checkpoints"]
+
+
+class Meter:
+    """Counts the operations and tokens that scoring spends; without a model there are none but those added."""
+
+    flops = 0
+    tokens = 0
+
+    def forward(self, batch: TokenBatch) -> None:
+        """Count one forward pass over `batch`."""
+
+    def train(self, batch: TokenBatch) -> None:
+        """Count one forward and backward pass over `batch`."""
+
+    def add(self, flops: int) -> None:
+        """Count other operations."""
+        self.flops += flops
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the engine hands to `prepare`; what a method does not list in `reads` is None or empty.
+
+    Attributes:
+        seed: 63-bit, from the configuration alone.
+        target: the target's tokens, for a grouped method; `groups` names the target groups and `members` holds each
+            one's row numbers.
+        trained: the model (evaluation mode, on `device`), its moments and trainer record; parameters that were trained
+            have `requires_grad`. Without a checkpoint: the base, all its parameters, no moments.
+        autocast: dtype of forward passes where the plan asks for one that the weights do not have.
+        batch_tokens: most padded tokens in one forward (and backward) pass.
+        examples: the pool's examples, mapped, for a method that reads text.
+        example_losses: folders of the losses met in training, oldest first.
+        notice: tells the user something once.
+        resources: what is entered here is closed when scoring ends, whatever happens.
+    """
+
+    seed: int
+    batch_tokens: int
+    meter: Meter
+    notice: Callable[[str], None]
+    resources: ExitStack
+    groups: tuple[str, ...] = ()
+    members: tuple[np.ndarray, ...] = ()
+    target: TokenTable | None = None
+    device: str = "cpu"
+    trained: TrainedModel | None = None
+    autocast: torch.dtype | None = None
+    examples: pa.Table | None = None
+    example_losses: Sequence[Path] = ()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some examples of the pool: ids and lengths always, the rest as the method's `reads` asks.
+
+    `batch` holds one document an example in the same order, on the device. A method that computed the examples' losses
+    anyway leaves them with `note_losses`.
+    """
+
+    example_ids: list[str]
+    lengths_B: np.ndarray
+    answer_lengths_B: np.ndarray
+    meter: Meter
+    batch: TokenBatch | None = None
+    texts: list[str] | None = None
+    losses: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def note_losses(self, loss_sum_B: Any, answer_tokens_B: Any) -> None:
+        """Leave the summed answer losses (nats) and the number of tokens they are over."""
+        self.losses["sum"] = np.asarray(loss_sum_B.cpu(), dtype=np.float64)
+        self.losses["tokens"] = np.asarray(answer_tokens_B.cpu(), dtype=np.int64)
+
+    @property
+    def mean_loss(self) -> np.ndarray:
+        """Mean loss an answer token, float64; NaN where unknown or where nothing is predicted."""
+        missing = np.full(len(self.example_ids), np.nan)
+        if not self.losses:
+            return missing
+        tokens = self.losses["tokens"]
+        return np.divide(self.losses["sum"], tokens, out=missing, where=tokens > 0)
+
+    @property
+    def tokens(self) -> TokenBatch:
+        """The block's token batch, for a method that reads tokens."""
+        assert self.batch is not None, "the method does not list `tokens` in `reads`"
+        return self.batch
+
+
+class Scorer(Method):
+    """One way of saying what an example is worth. Higher is better."""
+
+    family: ClassVar[str] = "scorers"
+    home: ClassVar[str] = "stages.score.methods"
+    reads: ClassVar[frozenset[Reads]] = frozenset()
+    """What the engine must supply; a method that lists neither `model` nor `tokens` needs no torch."""
+    passes: ClassVar[Literal["none", "forward", "train"]] = "none"
+    """What one block costs: the engine counts a forward pass, or forward and backward, of the block's batch."""
+    grouped: ClassVar[bool] = False
+    """Whether it gives one column a target group rather than one in all."""
+
+    def prepare(self, given: Given) -> Any:
+        """Make what `score` needs, once a worker."""
+        return None
+
+    def score(self, block: Block, state: Any) -> np.ndarray:
+        """Return score_BJ (or score_B), one row an example; NaN for an example that cannot be scored."""
+        raise TypeError(f"{type(self).__name__} defines no score")
+
+    def finish(self, score_N: np.ndarray) -> np.ndarray:
+        """Return the final scores from those of the whole pool (float32, NaN where there is none).
+
+        The default returns them as they are: the method is pointwise, a row's score does not depend on other rows.
+        """
+        return score_N
+
+    @classmethod
+    def pointwise(cls) -> bool:
+        """Return whether a row's score is its own alone (so that rows already scored can be kept)."""
+        return cls.finish is Scorer.finish

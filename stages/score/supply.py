@@ -1,0 +1,185 @@
+"""What a scorer is given: the model, the target, the blocks; only what its `reads` lists, each counted when used.
+
+Torch, the model and the tokens are loaded here and only where they are read, so a scorer that reads nothing starts at
+once. Loading and operation counts belong to the nouns *model* and *meter*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_contracts.config import ScoreConfig
+from data_contracts.records import ModelPin, Plan
+from stages.score.scorer import Block, Given, Meter, Scorer
+from stages.score.texts import text_of
+from stages.stage import Artifact, Inputs, Work
+
+if TYPE_CHECKING:
+    from stages.model.batch import TokenBatch
+    from stages.model.checkpoint import TrainedModel
+
+ROWS_A_BLOCK = 512
+"""Rows of a block that holds no tokens."""
+
+
+class FlopMeter(Meter):
+    """Counts passes over batches by the operators that they run, traced once a model."""
+
+    def __init__(self, model: Any, *, train: bool) -> None:
+        from stages.meter.flops import FlopModel
+
+        self._costs = FlopModel.trace(model, train=train)
+
+    def forward(self, batch: TokenBatch) -> None:
+        self.flops += self._costs.forward(*batch.shape, len(batch.answers.label_N))
+        self.tokens += batch.tokens
+
+    def train(self, batch: TokenBatch) -> None:
+        self.flops += self._costs.train(*batch.shape, len(batch.answers.label_N))
+        self.tokens += batch.tokens
+
+
+def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, resources: ExitStack) -> Given:
+    """Gather what `method` reads.
+
+    Raises `ArtifactError` for a checkpoint of another base, `ModelError` where the model cannot be loaded.
+    """
+    shown: set[str] = set()
+
+    def notice(text: str) -> None:
+        if text not in shown:
+            shown.add(text)
+            work.notice(text)
+
+    given: dict[str, Any] = {"meter": Meter()}
+    if "model" in method.reads:
+        plan = inputs.maybe("plan")
+        device = _device()
+        trained = _trained(inputs.one("base").record(ModelPin), inputs.maybe("checkpoint"), device)
+        given |= {"device": device, "trained": trained, "autocast": _autocast(plan.record(Plan) if plan else None)}
+        given["meter"] = FlopMeter(trained.model, train=method.passes == "train")
+    if "example_losses" in method.reads:
+        given["example_losses"] = [artifact.folder for artifact in inputs.all("example_losses")]
+    if method.grouped:
+        from stages.model.batch import TokenTable
+
+        given["target"] = TokenTable(inputs.one("target_tokens").table())
+        given["groups"], given["members"] = _groups(config, given["target"].sources)
+    if "text" in method.reads:
+        given["examples"] = inputs.one("pool").table()
+    return Given(
+        seed=work.seed("score", method.name()),
+        batch_tokens=config.batch_tokens,
+        notice=notice,
+        resources=resources,
+        **given,
+    )
+
+
+def _groups(config: ScoreConfig, sources: pa.ChunkedArray) -> tuple[tuple[str, ...], tuple[np.ndarray, ...]]:
+    """Return the target groups' names, sorted, and each one's row numbers."""
+    if config.groups == "all" or not len(sources):
+        return ("all",), (np.arange(len(sources)),)
+    encoded = sources.combine_chunks().dictionary_encode()
+    names, code_N = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    order = sorted(range(len(names)), key=lambda index: names[index])
+    return tuple(names[index] for index in order), tuple(np.flatnonzero(code_N == index) for index in order)
+
+
+def _device() -> str:
+    from stages.meter.machine import device_kind
+
+    return device_kind()
+
+
+def _trained(pin: ModelPin, checkpoint: Artifact | None, device: str) -> TrainedModel:
+    """Load the checkpoint, or the base; what has moments is differentiated (without any moments: all that trains)."""
+    from stages.model.checkpoint import TrainedModel, load_checkpoint
+    from stages.model.load import load_model
+
+    if checkpoint is None:
+        trained = TrainedModel(load_model(pin, device=device), {}, {})
+    else:
+        trained = load_checkpoint(checkpoint.folder, pin, device=device)
+    trained.model.eval()
+    for name, parameter in trained.model.named_parameters():
+        parameter.requires_grad_(name in trained.moments if trained.moments else parameter.requires_grad)
+    return trained
+
+
+def _autocast(plan: Plan | None) -> Any:
+    if plan is None or plan.precision == "float32":
+        return None
+    import torch
+
+    return torch.bfloat16
+
+
+class BlockMaker:
+    """Makes blocks of pool rows and the order they are scored in."""
+
+    def __init__(self, method: Scorer, given: Given, pool: pa.Table) -> None:
+        self._method, self._given = method, given
+        self._ids = pool.column("example_id")
+        self._lengths_N = pool.column("n_tokens").to_numpy()
+        self._answers_N = pool.column("n_answer_tokens").to_numpy()
+        self._tokens: Any = None
+        if {"tokens", "model"} & method.reads:
+            from stages.model.batch import TokenTable
+
+            self._tokens = TokenTable(pool)
+
+    def buckets(self, start: int, stop: int) -> Iterator[Sequence[int]]:
+        """Yield the row numbers of each block of a shard: by length where tokens are read, else as they come."""
+        if self._tokens is None:
+            yield from (range(at, min(at + ROWS_A_BLOCK, stop)) for at in range(start, stop, ROWS_A_BLOCK))
+            return
+        from stages.model.batch import length_buckets
+
+        for bucket in length_buckets(self._lengths_N[start:stop].tolist(), self._given.batch_tokens):
+            yield [start + index for index in bucket]
+
+    def block(self, rows: Sequence[int]) -> Block:
+        """Return the block of these rows."""
+        index = np.asarray(rows)
+        ids = self._ids.take(pa.array(index)).to_pylist()
+        batch, texts = None, None
+        if self._tokens is not None:
+            from stages.model.batch import collate
+
+            batch = collate([self._tokens.row(row) for row in rows]).to(self._given.device)
+        if "text" in self._method.reads:
+            texts = [text_of(self._given.examples, example_id) for example_id in ids]
+        return Block(ids, self._lengths_N[index], self._answers_N[index], self._given.meter, batch, texts)
+
+    def settle(self, block: Block) -> None:
+        """Count what one scored block cost."""
+        if block.batch is not None and self._method.passes != "none":
+            count = block.meter.train if self._method.passes == "train" else block.meter.forward
+            count(block.batch)
+
+
+class NoMemory:
+    """Stands where no model is read: nothing worth measuring is held."""
+
+    bytes = 0
+
+    def __enter__(self) -> NoMemory:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+def memory_meter(method: Scorer) -> Any:
+    """Return a context whose `bytes` is the memory peak inside it, for a method that reads a model."""
+    if "model" not in method.reads:
+        return NoMemory()
+    from stages.meter.memory import PeakMeter
+
+    return PeakMeter()

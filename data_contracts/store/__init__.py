@@ -1,0 +1,298 @@
+"""The store: what was committed, who is at work, what was registered; the only door to MLflow.
+
+Promises commit or nothing, verified reads and one commit an identity (see `artifacts`, `lease`); run states that are
+true (`attempts`); an alias that moves only under a check (`registry`). What the stages compute is left to them, when to
+run them to the runner. Importing this package does not import mlflow; making a `Store` does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from data_contracts.cost import Cost, Frozen
+from data_contracts.errors import ArtifactError, ConfigError
+from data_contracts.ledger import Entry, Ledger
+from data_contracts.records import (
+    MANIFEST_FILE,
+    RECORD_FILE,
+    Manifest,
+    Origin,
+    Output,
+    Ref,
+    Result,
+    StoreAddress,
+    Summary,
+    contract_of,
+)
+from data_contracts.store import artifacts
+from data_contracts.store.attempts import COSTS, MANIFEST, AttemptRow, Attempts, RunRow, load_costs
+from data_contracts.store.backends import InPlace, Uploading, backend_of
+from data_contracts.store.hashes import Hashes
+from data_contracts.store.lease import Claim, Coordination, Lease, State, acquire
+from data_contracts.store.registry import ModelRegistry
+from data_contracts.store.tracking import Tracking, local_path
+
+__all__ = ["AttemptRow", "Lease", "RunRow", "Store"]
+
+R = TypeVar("R", bound=Frozen)
+
+CONFIG_FILE, SUMMARY_FILE = "config.json", "summary.json"
+CACHE_BYTES = 20 * 2**30
+
+
+class Store:
+    """The store at one address.
+
+    Args:
+        address: tracking server, work folder, experiment and (for a new local one) artifact root.
+        cache_bytes: bound of the local cache of artifacts that lie elsewhere.
+
+    Raises `TransientError` where the tracking server does not answer.
+    """
+
+    def __init__(self, address: StoreAddress, *, cache_bytes: int = CACHE_BYTES) -> None:
+        work = local_path(address.work_uri)
+        if work is None:
+            raise ConfigError(
+                "`store.work_uri` is a folder that this machine sees",
+                f"it is {address.work_uri}",
+                "mount it, give its path",
+            )
+        self.address, self.work = address, work
+        self._cache_bytes = cache_bytes
+        self._tracking = Tracking(address)
+        self._coordination = Coordination(self._tracking)
+        self._attempts = Attempts(self._tracking)
+        self._hashes = Hashes(work / "hashes.sqlite")
+        self._manifests: dict[str, Manifest] = {}
+        self._backends: dict[str, InPlace | Uploading] = {}
+
+    # reading
+
+    def _backend(self, run: str) -> InPlace | Uploading:
+        if run not in self._backends:
+            try:
+                uri = self._tracking.do(lambda client: client.get_run(run)).info.artifact_uri
+            except Exception as error:
+                if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                raise ArtifactError(
+                    f"run {run} is in this store", "it is not", "give the store that the reference comes from"
+                ) from error
+            self._backends[run] = backend_of(self._tracking, run, uri, self.work / "cache", self._cache_bytes)
+        return self._backends[run]
+
+    def read_manifest(self, run: str) -> Manifest:
+        """Return the manifest of a committed attempt. Raises `ArtifactError` where there is none, or it was altered."""
+        if run not in self._manifests:
+            backend = self._backend(run)
+            digest = self._tracking.params(run).get(MANIFEST)
+            if digest is None:
+                raise ArtifactError(f"run {run} committed an artifact", "it committed nothing", "re-run its stage")
+            self._manifests[run] = artifacts.read_manifest(backend, digest)
+        return self._manifests[run]
+
+    def open(self, ref: Ref, *, verify: bool = False) -> Path:
+        """Return the folder of `ref`'s content, read-only, verified; `verify` reads every byte again.
+
+        Raises `ArtifactError` for a reference that is not in its run's manifest, or a payload that is not what was
+        committed.
+        """
+        output = self.read_manifest(ref.run).outputs.get(ref.path)
+        if output is None or output.ref != ref:
+            raise ArtifactError(
+                f"{ref.path} with digest {ref.digest[:16]}… is an output of run {ref.run}",
+                f"its manifest lists {'another digest' if output else 'no such output'}",
+                "use a reference that the stage returned",
+            )
+        return artifacts.open_verified(self._backend(ref.run), output, self._hashes, fresh=verify)
+
+    def measured(self, ref: Ref) -> Path:
+        """Return the folder of the measured files beside `ref`'s content; empty or absent where there are none."""
+        return self._backend(ref.run).measured(self.read_manifest(ref.run).outputs[ref.path])
+
+    def record(self, ref: Ref, kind: type[R]) -> R:
+        """Read a record artifact."""
+        return kind.model_validate_json((self.open(ref) / RECORD_FILE).read_bytes())
+
+    def ledger(self, refs: Iterable[Ref], *, lost: bool = False) -> Ledger:
+        """Return what everything that `refs` descend from cost, each identity once.
+
+        `lost` adds attempts that spent and committed nothing: for people. Decisions leave it out, so that a crash
+        changes none.
+        """
+        entries: list[Entry] = []
+        waiting, seen = [ref.run for ref in refs], set[str]()
+        while waiting:
+            run = waiting.pop()
+            if run in seen:
+                continue
+            seen.add(run)
+            manifest = self.read_manifest(run)
+            entries.append(Entry(manifest.identity, run, manifest.stage, manifest.costs))
+            waiting.extend(ref.run for given in manifest.inputs.values() for ref in given)
+        if lost:
+            for entry in tuple(entries):
+                entries.extend(self._lost(entry))
+        return Ledger.fold(entries)
+
+    def _lost(self, entry: Entry) -> Iterable[Entry]:
+        for run in self._coordination.state(entry.stage, entry.identity).attempts:
+            found = self._tracking.do(lambda client, run=run: client.get_run(run))  # type: ignore[misc]
+            if found.info.status in ("FAILED", "KILLED"):
+                yield Entry(entry.identity, run, entry.stage, load_costs(found.data.tags.get(COSTS)), lost=True)
+
+    # pipeline runs
+
+    def open_run(self, name: str, config: Mapping[str, Any]) -> str:
+        """Open a pipeline run for a configuration and return its id."""
+        run = self._attempts.open_pipeline(name, config)
+        self._backend(run).put(CONFIG_FILE, json.dumps(config, indent=1, sort_keys=True).encode())
+        return run
+
+    def close_run(
+        self,
+        run: str,
+        status: Literal["FINISHED", "FAILED", "KILLED"],
+        summary: Summary | None = None,
+        reason: str = "",
+    ) -> None:
+        """Give a pipeline run its final status, and log what it says."""
+        if summary is not None:
+            self._backend(run).put(SUMMARY_FILE, summary.model_dump_json(indent=1).encode())
+            self._attempts.say(run, summary, {})
+        self._attempts.close(run, status, reason)
+
+    def runs(self) -> list[RunRow]:
+        """Return the pipeline runs, newest first."""
+        return self._attempts.pipelines()
+
+    def run_config(self, run: str) -> dict[str, Any]:
+        """Return the configuration of a pipeline run."""
+        config: dict[str, Any] = json.loads(self._backend(run).get(CONFIG_FILE))
+        return config
+
+    def run_summary(self, run: str) -> Summary | None:
+        """Return what a pipeline run said when it was closed, None while it has not."""
+        try:
+            return Summary.model_validate_json(self._backend(run).get(SUMMARY_FILE))
+        except ArtifactError:
+            return None
+
+    def note_result(self, run: str, name: str, result: Result) -> None:
+        """Remember that pipeline run `run` got `result` under `name`; the runner does this for every request."""
+        self._attempts.note(run, name, result)
+
+    def attempts(self, run: str) -> list[AttemptRow]:
+        """Return what was done or adopted in a pipeline run, oldest first, with references and costs."""
+        rows = {row.run: row for row in self._attempts.of(run)}
+        for noted in self._attempts.noted(run):
+            manifest = self.read_manifest(noted.run)
+            known = None if noted.cached else rows.get(noted.run)
+            rows[f"{noted.run}:{noted.name}:{noted.at}" if known is None else noted.run] = AttemptRow(
+                name=noted.name,
+                stage=noted.stage,
+                status="FINISHED",
+                run=noted.run,
+                identity=noted.identity,
+                cached=noted.cached,
+                started=known.started if known else noted.at,
+                seconds=known.seconds if known else None,
+                round=known.round if known else None,
+                refs={name: output.ref for name, output in manifest.outputs.items()},
+                costs=manifest.costs,
+            )
+        return sorted(rows.values(), key=lambda row: row.started)
+
+    def find_attempt(self, run: str, name: str) -> Manifest:
+        """Return the manifest of the newest result called `name` (or of the stage `name`) in a pipeline run."""
+        noted = self._attempts.noted(run)
+        found = [item for item in noted if item.name == name] or [item for item in noted if item.stage == name]
+        if not found:
+            known = ", ".join(dict.fromkeys(item.name for item in noted)) or "none"
+            raise ArtifactError(f"run {run} has a result called {name!r}", f"it has: {known}", "name one of these")
+        return self.read_manifest(found[-1].run)
+
+    def reconcile(self, *, watch_seconds: float = 15.0) -> list[str]:
+        """Close runs whose process is gone, and return their ids (see `attempts.Attempts.reconcile`)."""
+
+        def committed(stage: str, identity: str, run: str) -> bool:
+            return any(commit.run == run for commit in self._coordination.state(stage, identity).commits)
+
+        return self._attempts.reconcile(watch_seconds, committed)
+
+    def registry(self, attempt: str | None = None) -> ModelRegistry:
+        """Return the model registry; a model card is stored with `attempt`."""
+        if attempt is None:
+            return ModelRegistry(self._coordination)
+        return ModelRegistry(self._coordination, lambda card: self._backend(attempt).put("card.md", card.encode()))
+
+    # the runner's side
+
+    def committed(self, stage: str, identity: str, *, verify: bool = False) -> Manifest | None:
+        """Return the newest commit of `identity` whose payload is what was committed, or None."""
+        return self._newest(self._coordination.state(stage, identity), verify)
+
+    def _newest(self, state: State, verify: bool) -> Manifest | None:
+        for commit in reversed(state.commits):
+            try:
+                manifest = self.read_manifest(commit.run)
+                for output in manifest.outputs.values():
+                    artifacts.open_verified(self._backend(commit.run), output, self._hashes, fresh=verify)
+            except ArtifactError:
+                self._manifests.pop(commit.run, None)
+                continue
+            return manifest
+        return None
+
+    def acquire(
+        self, stage: str, identity: str, waiting: Callable[[Claim], None], *, verify: bool = False
+    ) -> Manifest | Lease:
+        """Return the commit of `identity`, perhaps after waiting for who works on it, or the lease to work on it."""
+        found: list[Manifest] = []
+
+        def adopt(state: State) -> bool:
+            manifest = self._newest(state, verify)
+            found.extend([manifest] if manifest else [])
+            return manifest is not None
+
+        lease = acquire(self._coordination, stage, identity, adopt, waiting)
+        return lease if lease is not None else found[-1]
+
+    def open_attempt(self, verb: str, identity: str, origin: Origin, *, shared: bool) -> str:
+        """Open the MLflow run of an attempt; `shared` says that a commit of the identity ends it."""
+        return self._attempts.open_attempt(verb, identity, origin, shared=shared)
+
+    def beat(self, lease: Lease, attempt: str, costs: Callable[[], Mapping[str, Cost]]) -> None:
+        """Let the lease's heartbeat also say that `attempt` is alive and what it has spent."""
+        lease.attempt(attempt)
+        lease.heartbeat.add(attempt, lambda: self._attempts.sign_of_life(costs()))
+
+    def publish(self, manifest: Manifest, folders: Mapping[str, Path]) -> str:
+        """Put payloads, then the manifest, into the attempt's artifacts; log what it says; return its sha256."""
+        digest = artifacts.publish(self._backend(manifest.run), manifest, folders)
+        self._attempts.say(manifest.run, manifest.summary, manifest.costs, digest)
+        return digest
+
+    def finish(self, attempt: str) -> None:
+        """Close an attempt whose manifest is committed."""
+        self._attempts.close(attempt, "FINISHED")
+
+    def abandon(
+        self,
+        attempt: str,
+        status: Literal["FAILED", "KILLED"],
+        reason: str,
+        costs: Mapping[str, Cost],
+        outputs: Iterable[str],
+    ) -> None:
+        """Close an attempt that committed nothing, and take back what it had published of `outputs`."""
+        self._backend(attempt).discard([MANIFEST_FILE, *outputs])
+        self._attempts.close(attempt, status, reason, costs)
+
+    def measure(self, name: str, contract: str, folder: Path, run: str) -> Output:
+        """Validate a payload and return its entry of the manifest (see `artifacts.measure`)."""
+        return artifacts.measure(name, contract_of(contract), folder, run, self._hashes)

@@ -1,0 +1,282 @@
+"""Does one stage's work, anywhere: resolve, verify, adopt or run, validate, charge, commit.
+
+Promises that a stage whose work was committed is adopted without running (and without importing torch), that nothing
+is committed unless every output keeps its contract, and that an attempt ends with a true status whatever ends it. The
+stage alone knows how to compute; the store alone where things lie.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from data_contracts.cost import Cost
+from data_contracts.errors import ArtifactError, ConfigError, LazyTrainError
+from data_contracts.method import describe, nearest
+from data_contracts.records import CONTRACTS, Manifest, Ref, Request, Result, contract_of
+from data_contracts.store import Store
+from stages.ending import peak_bytes, terminated_by_signal, unwritable
+from stages.identity import Version, device, identity_of, stage_version
+from stages.stage import Artifact, Inputs, Stage, Takes, find_stage
+from stages.work import Desk, Reporter, Silent
+
+_log = logging.getLogger(__name__)
+
+CAUSE_OF = {
+    "ingest": "ingest",
+    "plan": "reconfigure",
+    "begin": "warm_up",
+    "score": "score",
+    "select": "select",
+    "train": "train",
+    "govern": "reconfigure",
+    "evaluate": "eval",
+    "judge": "eval",
+    "promote": "reconfigure",
+}
+"""Under which cause a stage's own seconds and memory are charged, beyond what it charged itself."""
+
+
+def run(request: Request, *, reporter: Reporter | None = None) -> Result:
+    """Return the committed outputs that `request` asks for, made now or adopted.
+
+    Raises a `LazyTrainError` for what a user can mend, `SystemExit(143)` after SIGTERM. Nothing is committed then; the
+    work folder is kept, so that the next attempt at the same work resumes.
+    """
+    reporter = reporter or Silent()
+    stage = find_stage(request.verb)
+    config = _parse(stage, request.config)
+    store = Store(request.store)
+    inputs = _open_inputs(store, stage, request)
+    version = stage_version(stage, config)
+    external = stage.external(config, Path(str(request.knobs.get("root") or ".")))
+    workers = int(getattr(getattr(config, "train", None), "workers", 0))
+    identity = identity_of(stage.verb, version.digest, external, request.inputs, workers)
+    job = _Job(request, stage, config, store, inputs, version, identity, reporter)
+    with terminated_by_signal():
+        result = job.run_alone() if stage.effect or request.refresh else job.run_or_adopt()
+    if request.origin.run is not None:
+        store.note_result(request.origin.run, request.origin.name or stage.verb, result)
+    return result
+
+
+def _parse(stage: Stage[Any], values: Mapping[str, Any]) -> Any:
+    try:
+        return stage.config(**values)
+    except ValidationError as error:
+        raise ConfigError(
+            f"the configuration of {stage.verb} keeps its schema",
+            describe(error, stage.config, ""),
+            f"it reads the sections {', '.join(stage.config.model_fields)}",
+        ) from error
+
+
+def _open_inputs(store: Store, stage: Stage[Any], request: Request) -> Inputs:
+    for name in request.inputs:
+        if name not in stage.takes:
+            raise ConfigError(f"`{name}` is an input of {stage.verb}", "it is not", nearest(name, sorted(stage.takes)))
+    verify = bool(request.knobs.get("verify"))
+    return Inputs(
+        {
+            name: tuple(
+                Artifact(ref, store.open(ref, verify=verify))
+                for ref in _admit(name, takes, request.inputs.get(name, ()))
+            )
+            for name, takes in stage.takes.items()
+        }
+    )
+
+
+def _admit(name: str, takes: Takes, refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
+    if not refs and not takes.optional:
+        raise ArtifactError(f"an input `{name}` ({takes.contract})", "it was not given", f"make {takes.contract} first")
+    if len(refs) > 1 and not takes.many:
+        raise ArtifactError(f"one input `{name}`", f"{len(refs)} were given", "pass one")
+    for ref in refs:
+        try:
+            known = contract_of(ref.contract).name
+        except KeyError:
+            known = f"{ref.contract}, which this version does not know"
+        if known != takes.contract:
+            raise ArtifactError(
+                f"the input `{name}` keeps the contract {takes.contract}", f"it is {known}", "pass the right artifact"
+            )
+    return refs
+
+
+class _Job:
+    """One request in progress."""
+
+    def __init__(
+        self,
+        request: Request,
+        stage: Stage[Any],
+        config: Any,
+        store: Store,
+        inputs: Inputs,
+        version: Version,
+        identity: str,
+        reporter: Reporter,
+    ) -> None:
+        self.request, self.stage, self.config, self.store, self.inputs = request, stage, config, store, inputs
+        self.version, self.identity, self.reporter = version, identity, reporter
+        self.verify = bool(request.knobs.get("verify"))
+        self.started = time.monotonic()
+        self.desk: Desk | None = None
+
+    def run_or_adopt(self) -> Result:
+        """Adopt the commit of the identity, or hold its lease and make it."""
+        verb = self.stage.verb
+        found = self.store.acquire(
+            verb,
+            self.identity,
+            lambda claim: self.reporter.notice(
+                f"{verb}: waiting for process {claim.process.pid} on {claim.process.host}, which works on the same"
+            ),
+            verify=self.verify,
+        )
+        if isinstance(found, Manifest):
+            return _result(found, cached=True)
+        lease = found
+        home = self.store.work / self.identity
+        place = _inherit(home, lease.number)
+        try:
+            attempt = self._open_attempt(shared=True)
+            self.store.beat(lease, attempt, lambda: self.costs)
+            with self._closed_truly(attempt, place):
+                manifest, digest = self._compute(attempt, place)
+                commit = lease.commit(attempt, digest)
+        except BaseException as error:
+            lease.release(type(error).__name__)
+            raise
+        if commit.run != attempt:
+            self.store.abandon(attempt, "KILLED", f"run {commit.run} committed first", manifest.costs, self.stage.gives)
+            lease.release("superseded")
+            return _result(self.store.read_manifest(commit.run), cached=True)
+        self.store.finish(attempt)
+        lease.release("committed")
+        shutil.rmtree(home, ignore_errors=True)
+        return _result(manifest, cached=False)
+
+    def run_alone(self) -> Result:
+        """Make a new attempt that no other request adopts: an effect, or one made on purpose beside a commit."""
+        attempt = self._open_attempt(shared=False)
+        place = self.store.work / f"{self.identity}.{attempt}"
+        try:
+            with self._closed_truly(attempt, place):
+                manifest, _ = self._compute(attempt, place)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        self.store.finish(attempt)
+        return _result(manifest, cached=False)
+
+    def _open_attempt(self, *, shared: bool) -> str:
+        self.started, self.desk = time.monotonic(), None
+        return self.store.open_attempt(self.stage.verb, self.identity, self.request.origin, shared=shared)
+
+    @property
+    def costs(self) -> dict[str, Cost]:
+        """What was spent so far: the stage's charges, and the rest of wall seconds and peak memory."""
+        costs = dict(self.desk.costs) if self.desk else {}
+        cause = CAUSE_OF.get(self.stage.verb, "reconfigure")
+        rest = time.monotonic() - self.started - sum(cost.seconds for cost in costs.values())
+        own = Cost(seconds=max(0.0, rest), peak_bytes=peak_bytes())
+        return {**costs, cause: costs.get(cause, Cost()) + own}
+
+    @contextmanager
+    def _closed_truly(self, attempt: str, place: Path) -> Iterator[None]:
+        """On any failure inside, close the attempt as KILLED or FAILED, take back what was published, and re-raise."""
+        try:
+            yield
+        except BaseException as error:
+            killed = isinstance(error, (SystemExit, KeyboardInterrupt))
+            reason = f"{type(error).__name__}: {error}"
+            try:
+                self.store.abandon(attempt, "KILLED" if killed else "FAILED", reason, self.costs, self.stage.gives)
+            except Exception as second:  # the first error is what the user must see; `reconcile` closes the attempt
+                _log.warning("attempt %s could not be closed: %s", attempt, second)
+            if isinstance(error, LazyTrainError) or not unwritable(error):
+                raise
+            raise ArtifactError(
+                f"the folders {place} and {self.store.address.artifact_uri or 'of the store'} can be written",
+                str(error),
+                "free space or mend permissions there, or set `store.home`; nothing was committed, run again to resume",
+            ) from error
+
+    def _compute(self, attempt: str, place: Path) -> tuple[Manifest, str]:
+        stage, request = self.stage, self.request
+        desk = self.desk = Desk(
+            place,
+            stage.gives,
+            seed=int(request.config.get("seed", 0)),
+            knobs=request.knobs,
+            reporter=self.reporter,
+            spent=lambda: self.store.ledger([ref for refs in request.inputs.values() for ref in refs]),
+            registry=self._registry(attempt),
+        )
+        summary = stage.run(self.config, self.inputs, desk)
+        folders = desk.finish(stage.optional)
+        outputs = {
+            name: self.store.measure(name, CONTRACTS[stage.gives[name]].id, folder, attempt)
+            for name, folder in folders.items()
+        }
+        manifest = Manifest(
+            stage=stage.verb,
+            stage_version=self.version.digest,
+            identity=self.identity,
+            run=attempt,
+            config=request.config,
+            inputs={name: refs for name, refs in request.inputs.items() if refs},
+            outputs=outputs,
+            costs=self.costs,
+            summary=summary.model_copy(update={"notices": tuple(dict.fromkeys((*summary.notices, *desk.notices)))}),
+            libraries=self.version.libraries,
+            environment={
+                "host": platform.node(),
+                "system": platform.platform(),
+                "python": platform.python_version(),
+                "device": device(),
+                "knobs": dict(request.knobs),
+            },
+        )
+        return manifest, self.store.publish(manifest, folders)
+
+    def _registry(self, attempt: str) -> Any:
+        def registry() -> Any:
+            if not self.stage.effect:
+                raise ArtifactError(
+                    "only an effect sees the registry", f"{self.stage.verb} is none", "set `effect = True` on the stage"
+                )
+            return self.store.registry(attempt)
+
+        return registry
+
+
+def _result(manifest: Manifest, *, cached: bool) -> Result:
+    return Result(
+        stage=manifest.stage,
+        identity=manifest.identity,
+        run=manifest.run,
+        cached=cached,
+        refs={name: output.ref for name, output in manifest.outputs.items()},
+        costs=manifest.costs,
+    )
+
+
+def _inherit(home: Path, claim: int) -> Path:
+    """Return the folder of a claim, holding what the newest claim before it left; a late holder loses its paths."""
+    place = home / f"claim-{claim}"
+    home.mkdir(parents=True, exist_ok=True)
+    left = [path for path in home.glob("claim-*") if path != place]
+    if left and not place.exists():
+        max(left, key=lambda path: int(path.name.rpartition("-")[2])).rename(place)
+    place.mkdir(exist_ok=True)
+    return place

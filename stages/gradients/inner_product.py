@@ -248,4 +248,4 @@ def _tangent(call: Call, direction: dict[str, Tensor]) -> Tensor:
         return functional_call(module, parameters, (call.given, *call.rest), dict(call.named))
 
     tangents = {name: value.to(values[name].dtype) for name, value in direction.items()}
-    return jvp(output, (values,), (tangents,))[1]  # type: ignore[no-any-return]
+    return jvp(output, (values,), (tangents,))[1]

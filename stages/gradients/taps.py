@@ -139,7 +139,7 @@ class Taps:
         start = self._given.get(module, 0)
         self._given[module] = start + first.shape[0]
         anchor = torch.zeros((), device=output.device, requires_grad=True)
-        return _Tap.apply(output, anchor, first.detach(), show)  # type: ignore[no-untyped-call, no-any-return]
+        return _Tap.apply(output, anchor, first.detach(), show)
 
     def _spread(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Repeat ids that all rows share: one output for several rows would have only the sum of their gradients."""

@@ -40,7 +40,7 @@ def report(
         "spearman_score_length": None if correlation is None else round(correlation, 4),
         "flops": flops,
     }
-    spread = np.quantile(score_N[valid].astype(np.float64), QUANTILES) if len(valid) else []
+    spread = np.quantile(score_N[valid].astype(np.float64), QUANTILES) if len(valid) else np.zeros(0)
     quantiles = tuple((f"{share:.0%}", float(f"{value:.6g}")) for share, value in zip(QUANTILES, spread, strict=False))
     tables = [Table(title="Scores", columns=("quantile", "score"), rows=quantiles)]
     tables.append(_ends(pool, score_N, valid, examples))

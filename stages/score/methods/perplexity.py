@@ -7,7 +7,7 @@ Source: "Compute-Constrained Data Selection" (Yin & Rush 2024): Top-, Mid- and L
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -25,12 +25,12 @@ class Perplexity(Scorer):
         "top", description="Which examples are best: the most surprising, those around the median, or the least."
     )
 
-    def prepare(self, given: Given) -> object:
-        """Return the model."""
+    def prepare(self, given: Given) -> tuple[Any, Any]:
+        """Return the model and the dtype it computes in."""
         assert given.trained is not None
         return given.trained.model, given.autocast
 
-    def score(self, block: Block, state: tuple[object, object]) -> np.ndarray:
+    def score(self, block: Block, state: tuple[Any, Any]) -> np.ndarray:
         """Return score_B: the mean loss, negated for `low`; NaN where nothing is predicted."""
         import torch
 

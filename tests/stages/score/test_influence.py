@@ -72,7 +72,7 @@ def test_a_step_on_the_best_example_lowers_the_target_loss_most(tmp_path: Path) 
             with torch.no_grad():
                 for name, parameter in trained.model.named_parameters():
                     root = torch.sqrt(trained.moments[name][1].double() / (1 - 0.999**4)) + 1e-8
-                    parameter -= 1e-6 * gradient[name] / tokens / root
+                    parameter.sub_(1e-6 * gradient[name] / tokens / root)
         return sum(loss / n for _, loss, n in (explicit_gradient(trained.model, row) for row in rows_of(6, seed=2)))
 
     before = target_loss_after(None)

@@ -1,0 +1,123 @@
+"""One choice, guarded: what a selector may see, what it may return, and the rows of the `selection` table.
+
+Shared by the stage and by the plain-file entry. Held in memory: a score, a length and an order a row of the pool (16 to
+24 bytes), and the chosen rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_contracts.config import SelectConfig
+from data_contracts.errors import ConfigError, InputError, MethodError
+from data_contracts.method import resolve
+from data_contracts.tables import SELECTION
+from stages.select.quota import Quota
+from stages.select.selector import Candidates, Choice, Selector
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The selection as a table of its contract, what was asked, and the row numbers of the pool that were taken."""
+
+    table: pa.Table
+    rows: np.ndarray
+    quota: Quota
+
+
+def choose(
+    config: SelectConfig,
+    pool: Candidates,
+    rng: np.random.Generator,
+    notice: Callable[[str], None],
+    *,
+    target_ids: Sequence[str] = (),
+) -> Chosen:
+    """Choose from `pool` and put `target_ids` behind (outside the quota, mixture "target").
+
+    Raises `InputError` where there is nothing to choose from, `ConfigError` where the selector needs what is missing,
+    `MethodError` where it returns a row twice, one that does not exist or one without a valid score.
+    """
+    method = resolve(Selector, config.selector, "select.selector")
+    if "scores" in method.reads and pool.score_N is None:
+        raise ConfigError(
+            f"selector {method.name()} is given scores", "there are none", "score the pool first, or use `random`"
+        )
+    usable = pool.scorable if "scores" in method.reads else np.arange(len(pool))
+    if not len(usable):
+        raise InputError(
+            "at least one row with a valid score",
+            f"none of {len(pool)} rows has one" if len(pool) else "the pool has no rows",
+            "look at the quarantine of the score stage",
+        )
+    quota = Quota.of(config, len(pool))
+    choice = method.select(pool, quota, rng)
+    _guard(method, pool, usable, choice)
+    _say_short(choice.rows, quota, pool, usable, notice)
+    return Chosen(_table(choice, pool, target_ids), choice.rows, quota)
+
+
+def _guard(method: Selector, pool: Candidates, usable: np.ndarray, choice: Choice) -> None:
+    rows = np.asarray(choice.rows)
+    promised = f"selector {method.name()} returns rows of the pool, each once"
+    if not len(rows):
+        raise MethodError(promised, "it chose none", "choose at least one row")
+    if len(np.unique(rows)) != len(rows):
+        raise MethodError(promised, f"{len(rows) - len(np.unique(rows))} rows came twice", "use `repeats` instead")
+    if rows.min() < 0 or rows.max() >= len(pool):
+        raise MethodError(promised, f"row {rows.max()} of {len(pool)}", "return row numbers of the pool")
+    if not np.isin(rows, usable).all():
+        raise MethodError(promised, "a row without a valid score was chosen", "choose among `pool.scorable`")
+    for name in ("gain", "weights", "repeats"):
+        values = getattr(choice, name)
+        if values is not None and (len(values) != len(rows) or not np.isfinite(values).all()):
+            raise MethodError(promised, f"`{name}` has {len(values)} values, or one not finite", "one number a row")
+
+
+def _say_short(
+    taken: np.ndarray, quota: Quota, pool: Candidates, usable: np.ndarray, notice: Callable[[str], None]
+) -> None:
+    """Say so where the pool ended before the quota did."""
+    if len(taken) < len(usable) or not quota.wants_more(taken, pool.lengths_N):
+        return
+    invalid = len(pool) - len(usable)
+    wanted = quota.rows if quota.rows is not None else len(pool)
+    if invalid and len(taken) < wanted:
+        verb = "row has" if invalid == 1 else "rows have"
+        notice(f"only {len(taken)} of {wanted} could be filled: {invalid} {verb} no valid score")
+    else:
+        notice(f"the budget ({quota.asked}) is larger than the pool: all {len(taken)} rows were taken")
+
+
+def _table(choice: Choice, pool: Candidates, target_ids: Sequence[str]) -> pa.Table:
+    rows = choice.rows
+    ids = pool.ids.take(pa.array(rows)).to_pylist()
+    chosen = set(ids)
+    extra = [example_id for example_id in target_ids if example_id not in chosen]
+    count = len(rows) + len(extra)
+    ranks = np.arange(count, dtype=np.int32)
+    ones = np.ones(len(extra))
+    scores = [None] * len(rows) if pool.score_N is None else [f"{value:.6g}" for value in pool.score_N[rows]]
+    reasons = [choice.reason.format(score=score, rank=rank) for rank, score in enumerate(scores)]
+    gain: list[Any] = [None] * len(rows) if choice.gain is None else np.asarray(choice.gain).tolist()
+    columns = {
+        "rank": ranks,
+        "example_id": ids + extra,
+        "weight": np.concatenate([_or_ones(choice.weights, len(rows)), ones]).astype(np.float32),
+        "repeats": np.concatenate([_or_ones(choice.repeats, len(rows)), ones]).astype(np.int32),
+        "order": ranks,
+        "mixture": pool.sources.take(pa.array(rows)).to_pylist() + ["target"] * len(extra),
+        "gain": gain + [None] * len(extra),
+        "reason": reasons + ["a row of the target, trained on as configured"] * len(extra),
+    }
+    arrays = [pa.array(columns[name], type=SELECTION.schema.field(name).type) for name in SELECTION.schema.names]
+    return pa.Table.from_arrays(arrays, schema=SELECTION.schema)
+
+
+def _or_ones(values: np.ndarray | None, count: int) -> np.ndarray:
+    return np.ones(count) if values is None else np.asarray(values)

@@ -1,0 +1,87 @@
+"""The engine of selecting: joins scores to the pool, chooses, writes the selection and says what is in it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from data_contracts.config import SelectConfig
+from data_contracts.cost import Cost
+from data_contracts.records import Summary, Table
+from stages.select.choose import Chosen, choose
+from stages.select.join import scores_for
+from stages.select.selector import Candidates
+from stages.stage import Inputs, Work
+
+
+def select_rows(config: SelectConfig, inputs: Inputs, work: Work) -> Summary:
+    """Choose from the pool's tokens and write `selection`, best first."""
+    began = time.perf_counter()
+    tokens = inputs.one("pool_tokens").table()
+    scores = inputs.maybe("scores")
+    score_N, missing = (None, 0) if scores is None else scores_for(tokens.column("example_id"), scores.table())
+    if missing:
+        work.notice(f"{missing} of {tokens.num_rows} pool rows stand in no score table and count as not scorable")
+    lengths_N = tokens.column("n_tokens").to_numpy()
+    pool = Candidates(tokens.column("example_id"), tokens.column("source"), lengths_N, score_N)
+    target_ids = inputs.one("target_tokens").table().column("example_id").to_pylist() if config.include_target else ()
+    name = str(config.selector.get("method"))
+    chosen = choose(config, pool, work.rng("select", name), work.notice, target_ids=target_ids)
+    work.table("selection", chosen.table)
+    refused = _refuse(pool, work)
+    work.charge("select", Cost(seconds=time.perf_counter() - began))
+    return _summary(name, pool, chosen, refused)
+
+
+def _refuse(pool: Candidates, work: Work) -> int:
+    """Quarantine every row that could not be ranked for want of a score."""
+    if pool.score_N is None:
+        return 0
+    rows = np.flatnonzero(~np.isfinite(pool.score_N)).tolist()
+    for row in rows:
+        work.quarantine(
+            split="pool",
+            reason="not_scorable",
+            detail="it has no valid score, so it cannot be chosen by score; the score stage's quarantine says why",
+            example_id=pool.ids[row].as_py(),
+            field="score",
+        )
+    return len(rows)
+
+
+def _summary(name: str, pool: Candidates, chosen: Chosen, refused: int) -> Summary:
+    rows, table = chosen.rows, chosen.table
+    assert pool.lengths_N is not None
+    taken = pool.lengths_N[rows]
+    facts: dict[str, Any] = {
+        "selector": name,
+        "budget": chosen.quota.asked,
+        "pool_rows": len(pool),
+        "chosen": len(rows),
+        "chosen_tokens": int(taken.sum(dtype=np.int64)),
+        "target_rows": table.num_rows - len(rows),
+        "not_scorable": refused,
+        "mean_tokens_chosen": round(float(taken.mean()), 1),
+        "mean_tokens_pool": round(float(pool.lengths_N.mean()), 1),
+    }
+    if pool.score_N is not None:
+        facts["lowest_score_chosen"] = float(f"{np.nanmin(pool.score_N[rows]):.6g}")
+    counts = table.group_by("mixture").aggregate([([], "count_all")])
+    order = pc.sort_indices(counts, [("count_all", "descending"), ("mixture", "ascending")])
+    parts = tuple((row["mixture"], row["count_all"]) for row in counts.take(order).to_pylist())
+    pool_counts = {str(row["values"]): int(row["counts"]) for row in pc.value_counts(pool.sources).to_pylist()}
+    mixture = tuple((part, count, pool_counts.get(part)) for part, count in parts[:20])
+    first = tuple(
+        (row["rank"], row["example_id"], row["mixture"], row["reason"]) for row in table.slice(0, 5).to_pylist()
+    )
+    return Summary(
+        title="Selection",
+        facts=facts,
+        tables=(
+            Table(title="Mixture", columns=("part", "chosen", "in the pool"), rows=mixture),
+            Table(title="First rows", columns=("rank", "example_id", "part", "why"), rows=first),
+        ),
+    )

@@ -1,0 +1,153 @@
+"""Selecting from a plain file of scores: JSON lines, CSV or Arrow with an id and a score a row.
+
+A row whose score is missing, not a number or infinite is listed as not scorable and never chosen; a row that cannot be
+read at all is listed with its line. The same selectors, quotas and guards as in the stage.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_contracts.arrow import TABLE_FILE, read_batches, rows_of
+from data_contracts.config import SelectConfig
+from data_contracts.errors import InputError
+from stages.select.choose import choose
+from stages.select.selector import Candidates
+
+ID_NAMES = ("example_id", "id")
+LENGTH_NAMES = ("n_tokens", "tokens", "length")
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A row that cannot be chosen: its record number (from 1), its id where known, a reason code and a sentence."""
+
+    row: int
+    example_id: str | None
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class PlainSelection:
+    """The selection (a table of its contract), the rows refused, and what to tell the user."""
+
+    selection: pa.Table
+    refused: tuple[Refused, ...]
+    notices: tuple[str, ...]
+
+
+def read_scores(path: Path) -> tuple[pa.Table, list[Refused]]:
+    """Read (table, refused): example_id, source, score (null where not valid), n_tokens (null where not given), by id.
+
+    A row with an invalid score is in both: in the table with a null score, and in the list. Raises `InputError` for a
+    file of another kind or one without an id column.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    refused: list[Refused] = []
+    for row, values in _records(path):
+        if isinstance(values, Refused):
+            refused.append(values)
+            continue
+        example_id = next((str(values[name]) for name in ID_NAMES if values.get(name) not in (None, "")), None)
+        if example_id is None:
+            refused.append(Refused(row, None, "no_id", f"it has none of the fields {', '.join(ID_NAMES)}"))
+        elif example_id in found:
+            refused.append(Refused(row, example_id, "duplicate", f"{example_id} stood before; the first row counts"))
+        else:
+            score, detail = _score(values.get("score"))
+            if score is None:
+                refused.append(Refused(row, example_id, "not_scorable", detail))
+            length = next((_whole(values[name]) for name in LENGTH_NAMES if values.get(name) not in (None, "")), None)
+            source = str(values.get("source") or path.stem)
+            found[example_id] = {"example_id": example_id, "source": source, "score": score, "n_tokens": length}
+    if not found:
+        raise InputError(
+            "a file of scores with an id and a score a row",
+            f"{path.name} holds no such row" + (f" ({refused[0].detail})" if refused else ""),
+            'write lines such as {"id": "a", "score": 0.5}',
+        )
+    rows = [found[example_id] for example_id in sorted(found)]
+    schema = pa.schema(
+        [("example_id", pa.string()), ("source", pa.string()), ("score", pa.float32()), ("n_tokens", pa.int32())]
+    )
+    return pa.Table.from_pylist(rows, schema=schema), refused
+
+
+def select_scores(path: Path, config: SelectConfig, rng: np.random.Generator) -> PlainSelection:
+    """Choose from a file of scores. Raises like `read_scores` and `choose`."""
+    table, refused = read_scores(path)
+    lengths = table.column("n_tokens")
+    pool = Candidates(
+        table.column("example_id"),
+        table.column("source"),
+        None if lengths.null_count else lengths.to_numpy(),
+        table.column("score").to_numpy().astype(np.float32),
+    )
+    notices: list[str] = []
+    chosen = choose(config, pool, rng, notices.append)
+    return PlainSelection(chosen.table, tuple(refused), tuple(notices))
+
+
+def _score(value: Any) -> tuple[float | None, str]:
+    """Return (score, "") or (None, why not)."""
+    if value is None or value == "":
+        return None, "it has no score"
+    if isinstance(value, bool):
+        return None, f"its score is {value!r}, not a number"
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None, f"its score is {value!r}, not a number"
+    if not math.isfinite(number) or not math.isfinite(np.float32(number)):
+        return None, f"its score is {value!r}, which cannot be ranked"
+    return number, ""
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | Refused]]:
+    """Yield (record number, fields by name), or why a record cannot be read."""
+    place = path / TABLE_FILE if path.is_dir() else path
+    if not place.is_file():
+        raise InputError("a file of scores", f"{path.name} is not there", "give a JSON lines, CSV or Arrow file")
+    suffix = place.suffix.lower()
+    if suffix == ".arrow":
+        yield from enumerate(rows_of(read_batches(place)), start=1)
+    elif suffix == ".csv":
+        with place.open(encoding="utf-8-sig", newline="") as stream:
+            yield from enumerate(csv.DictReader(stream), start=1)
+    elif suffix in (".jsonl", ".ndjson"):
+        yield from _json_lines(place)
+    else:
+        raise InputError("a JSON lines, CSV or Arrow file of scores", f"{path.name} ends in {suffix!r}", "convert it")
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | Refused]]:
+    with path.open("rb") as stream:
+        for number, raw in enumerate(stream, start=1):
+            if not raw.strip():
+                continue
+            try:
+                value = json.loads(raw.decode("utf-8-sig"))
+            except ValueError as error:
+                yield number, Refused(number, None, "bad_json", f"line {number}: {error}")
+                continue
+            if isinstance(value, dict):
+                yield number, value
+            else:
+                yield number, Refused(number, None, "bad_json", f"line {number} is no JSON object")

@@ -1,0 +1,74 @@
+"""The family of selectors: from the pool's ids, lengths, sources and scores to an order of preference and its prefix.
+
+A selector sees numbers by row, never text or a model. What enters (which rows have a valid score) and what leaves (no
+row twice, no row without a score where scores are read) is guarded by the stage. Torch-free. Shapes: N pool rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from data_contracts.method import Method
+from stages.select.quota import Quota
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The pool as a selector sees it, rows sorted by example_id.
+
+    Attributes:
+        ids, sources: mapped columns; their text stays on disk.
+        lengths_N: int32 tokens a row; None where only scores are known.
+        score_N: float32, NaN where a row has no valid score; None where there are no scores.
+    """
+
+    ids: pa.ChunkedArray
+    sources: pa.ChunkedArray
+    lengths_N: np.ndarray | None
+    score_N: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def scorable(self) -> np.ndarray:
+        """Row numbers with a finite score, ascending; all rows where there are no scores."""
+        if self.score_N is None:
+            return np.arange(len(self))
+        return np.flatnonzero(np.isfinite(self.score_N))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a selector chose, best first.
+
+    Attributes:
+        rows: int64 row numbers, none twice.
+        gain: float32 value of the selector's objective for each row; None where it has none.
+        weights: float32 loss weights, 1 where None.
+        repeats: int32 visits an epoch, 1 where None.
+        reason: one sentence for every row; `{score}` and `{rank}` are filled in.
+    """
+
+    rows: np.ndarray
+    gain: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    repeats: np.ndarray | None = None
+    reason: str = ""
+
+
+class Selector(Method):
+    """One way of choosing rows."""
+
+    family: ClassVar[str] = "selectors"
+    home: ClassVar[str] = "stages.select.methods"
+    reads: ClassVar[frozenset[Literal["scores", "lengths", "sources"]]] = frozenset()
+    """What it cannot do without; rows without a valid score are kept from a selector that reads scores."""
+
+    def select(self, pool: Candidates, quota: Quota, rng: np.random.Generator) -> Choice:
+        """Return the chosen rows. `rng` depends on the configured seed alone."""
+        raise TypeError(f"{type(self).__name__} defines no select")

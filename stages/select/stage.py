@@ -1,0 +1,55 @@
+"""Select: which examples of the pool are trained on, in which order of preference, and why.
+
+A selector (a method) ranks and chooses within a quota; the engine joins scores, guards the choice and writes it. Reads
+no model and no text: this stage never loads torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from data_contracts.config import SelectConfig
+from data_contracts.cost import Frozen
+from data_contracts.errors import ConfigError
+from data_contracts.method import Method
+from data_contracts.records import Summary
+from stages.select.selector import Selector
+from stages.stage import Inputs, Stage, Takes, Work
+
+
+class SelectSlice(Frozen):
+    """What the stage reads of the configuration."""
+
+    seed: int
+    select: SelectConfig = SelectConfig(fraction=0.1)
+
+
+class Select(Stage[SelectSlice]):
+    """Choose rows of the pool; rows without a valid score are listed in the quarantine and never chosen by score."""
+
+    verb: ClassVar[str] = "select"
+    config: ClassVar[type[Frozen]] = SelectSlice
+    takes: ClassVar[Mapping[str, Takes]] = {
+        "pool_tokens": Takes("tokens"),
+        "scores": Takes("scores", optional=True),
+        "target_tokens": Takes("tokens", optional=True),
+        "plan": Takes("plan", optional=True),
+    }
+    gives: ClassVar[Mapping[str, str]] = {"selection": "selection", "quarantine": "quarantine"}
+
+    def methods(self, config: SelectSlice) -> Iterable[tuple[type[Method], str]]:
+        """Return the configured selector."""
+        name = config.select.selector.get("method")
+        if not isinstance(name, str):
+            raise ConfigError("`select.selector.method` names a selector", f"it is {name!r}", "set it, to `top_k` say")
+        return [(Selector, name)]
+
+    def run(self, config: SelectSlice, inputs: Inputs, work: Work) -> Summary:
+        """Choose and write; see `engine.select_rows`."""
+        from stages.select.engine import select_rows
+
+        return select_rows(config.select, inputs, work)
+
+
+STAGE = Select()

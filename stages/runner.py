@@ -11,21 +11,19 @@ import logging
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from data_contracts.cost import Cost
-from data_contracts.errors import ArtifactError, ConfigError, LazyTrainError
-from data_contracts.method import describe, nearest
-from data_contracts.records import CONTRACTS, Manifest, Ref, Request, Result, contract_of
+from data_contracts.errors import ArtifactError, LazyTrainError
+from data_contracts.records import CONTRACTS, Manifest, Request, Result
 from data_contracts.store import Store
+from stages.admission import open_inputs, parse_slice
 from stages.ending import peak_bytes, terminated_by_signal, unwritable
 from stages.identity import Version, device, identity_of, stage_version
-from stages.stage import Artifact, Inputs, Stage, Takes, find_stage
+from stages.stage import Inputs, Stage, find_stage
 from stages.work import Desk, Reporter, Silent
 
 _log = logging.getLogger(__name__)
@@ -53,9 +51,9 @@ def run(request: Request, *, reporter: Reporter | None = None) -> Result:
     """
     reporter = reporter or Silent()
     stage = find_stage(request.verb)
-    config = _parse(stage, request.config)
+    config = parse_slice(stage, request.config)
     store = Store(request.store)
-    inputs = _open_inputs(store, stage, request)
+    inputs = open_inputs(store, stage, request)
     version = stage_version(stage, config)
     external = stage.external(config, Path(str(request.knobs.get("root") or ".")))
     workers = int(getattr(getattr(config, "train", None), "workers", 0))
@@ -66,50 +64,6 @@ def run(request: Request, *, reporter: Reporter | None = None) -> Result:
     if request.origin.run is not None:
         store.note_result(request.origin.run, request.origin.name or stage.verb, result)
     return result
-
-
-def _parse(stage: Stage[Any], values: Mapping[str, Any]) -> Any:
-    try:
-        return stage.config(**values)
-    except ValidationError as error:
-        raise ConfigError(
-            f"the configuration of {stage.verb} keeps its schema",
-            describe(error, stage.config, ""),
-            f"it reads the sections {', '.join(stage.config.model_fields)}",
-        ) from error
-
-
-def _open_inputs(store: Store, stage: Stage[Any], request: Request) -> Inputs:
-    for name in request.inputs:
-        if name not in stage.takes:
-            raise ConfigError(f"`{name}` is an input of {stage.verb}", "it is not", nearest(name, sorted(stage.takes)))
-    verify = bool(request.knobs.get("verify"))
-    return Inputs(
-        {
-            name: tuple(
-                Artifact(ref, store.open(ref, verify=verify))
-                for ref in _admit(name, takes, request.inputs.get(name, ()))
-            )
-            for name, takes in stage.takes.items()
-        }
-    )
-
-
-def _admit(name: str, takes: Takes, refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
-    if not refs and not takes.optional:
-        raise ArtifactError(f"an input `{name}` ({takes.contract})", "it was not given", f"make {takes.contract} first")
-    if len(refs) > 1 and not takes.many:
-        raise ArtifactError(f"one input `{name}`", f"{len(refs)} were given", "pass one")
-    for ref in refs:
-        try:
-            known = contract_of(ref.contract).name
-        except KeyError:
-            known = f"{ref.contract}, which this version does not know"
-        if known != takes.contract:
-            raise ArtifactError(
-                f"the input `{name}` keeps the contract {takes.contract}", f"it is {known}", "pass the right artifact"
-            )
-    return refs
 
 
 class _Job:

@@ -1,7 +1,7 @@
 """Runs of a pipeline and attempts of its stages, as MLflow runs whose status is true.
 
 A pipeline run is the parent of its attempts. An attempt is FINISHED only after its commit, FAILED on an error, KILLED
-on a signal; one whose process ended without a word is closed as FAILED by `reconcile`. What a stage said goes to
+on a signal; one whose process ended without a word is closed by `reconcile.py`. What a stage said goes to
 params and metrics under legal names; the whole of it is in the manifest.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -20,7 +20,7 @@ from data_contracts.records import Origin, Ref, Result, Summary
 from data_contracts.store.heartbeat import HEARTBEAT, stamp
 from data_contracts.store.lease import KIND
 from data_contracts.store.names import legal, renamed
-from data_contracts.store.process import Process, this_process
+from data_contracts.store.process import this_process
 from data_contracts.store.tracking import Tracking
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
@@ -28,7 +28,6 @@ PARENT = "mlflow.parentRunId"
 STAGE, IDENTITY, NAME, ROUND = "lazytrain.stage", "lazytrain.identity", "lazytrain.name", "lazytrain.round"
 SHARED = "lazytrain.shared"
 PROCESS, REASON, COSTS, MANIFEST = "lazytrain.process", "lazytrain.reason", "lazytrain.costs", "manifest"
-SILENCE_SECONDS = 60.0
 _LONGEST_VALUE = 5000
 
 
@@ -177,7 +176,7 @@ class Attempts:
     def pipelines(self) -> list[RunRow]:
         """Return the pipeline runs, newest first."""
         rows = []
-        for item in self._search(f"tags.`{KIND}` = 'pipeline'"):
+        for item in self.search(f"tags.`{KIND}` = 'pipeline'"):
             rows.append(
                 RunRow(
                     run=item.info.run_id,
@@ -192,10 +191,11 @@ class Attempts:
 
     def of(self, run: str) -> list[AttemptRow]:
         """Return the attempts below pipeline run `run`, without references and costs of commits, oldest first."""
-        rows = [_row(item) for item in self._search(f"tags.`{PARENT}` = '{run}'")]
+        rows = [_row(item) for item in self.search(f"tags.`{PARENT}` = '{run}'")]
         return sorted(rows, key=lambda row: row.started)
 
-    def _search(self, where: str) -> Iterable[Any]:
+    def search(self, where: str) -> Iterable[Any]:
+        """Yield the MLflow runs of the experiment that a filter finds, newest first."""
         experiment, token = self._tracking.experiment(self._tracking.address.experiment), None
         while True:
             page: Any = self._tracking.do(
@@ -208,43 +208,6 @@ class Attempts:
             if not token:
                 return
 
-    def reconcile(self, watch_seconds: float, committed: Callable[[str, str, str], bool]) -> list[str]:
-        """Close runs whose process ended without closing them, and return their ids.
-
-        A process of this host is looked up; one of another host is closed after its heartbeat, already old, was not
-        seen to change for `watch_seconds` of this process's clock. One that ended after its commit (asked of
-        `committed(stage, identity, run)`) is FINISHED.
-        """
-        running = list(self._search("attributes.status = 'RUNNING'"))
-        closed, doubtful = [], []
-        for item in running:
-            text = item.data.tags.get(PROCESS)
-            if text is None:
-                continue
-            process = Process.model_validate_json(text)
-            if process.gone():
-                self._close_lost(item, f"process {process.pid} on {process.host} ended without a word", committed)
-                closed.append(item.info.run_id)
-            elif process.place != this_process().place and _age(item) > SILENCE_SECONDS:
-                doubtful.append((item, process))
-        if doubtful:
-            time.sleep(watch_seconds)
-        for item, process in doubtful:
-            run = item.info.run_id
-            now = self._tracking.do(lambda client, run=run: client.get_run(run))  # type: ignore[misc]
-            if now.info.status == "RUNNING" and now.data.tags.get(HEARTBEAT) == item.data.tags.get(HEARTBEAT):
-                self._close_lost(now, f"no sign of life from process {process.pid} on {process.host}", committed)
-                closed.append(run)
-        return closed
-
-    def _close_lost(self, item: Any, reason: str, committed: Callable[[str, str, str], bool]) -> None:
-        tags, run = item.data.tags, item.info.run_id
-        if tags.get(SHARED) == "True":
-            done = committed(tags[STAGE], tags[IDENTITY], run)
-        else:
-            done = tags.get(KIND) == "attempt" and MANIFEST in item.data.params
-        self.close(run, *(("FINISHED", "") if done else ("FAILED", reason)))
-
 
 def dump_costs(costs: Mapping[str, Cost]) -> str:
     """Return costs by cause as JSON text for a tag."""
@@ -254,10 +217,6 @@ def dump_costs(costs: Mapping[str, Cost]) -> str:
 def load_costs(text: str | None) -> dict[str, Cost]:
     """Read what `dump_costs` wrote; nothing where there is no text."""
     return {cause: Cost(**value) for cause, value in json.loads(text or "{}").items()}
-
-
-def _age(item: Any) -> float:
-    return time.time() - float(item.data.tags.get(HEARTBEAT, item.info.start_time / 1000))
 
 
 def _status(item: Any) -> Status:

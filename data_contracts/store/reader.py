@@ -1,0 +1,131 @@
+"""Reading the store: manifests, verified payloads, records, and the ledger that is folded from them.
+
+Promises that what is handed out is what was committed. A manifest is trusted only with the sha256 that its attempt
+logged; a payload only with the sizes and hashes of its manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from data_contracts.cost import Frozen
+from data_contracts.errors import ArtifactError, ConfigError
+from data_contracts.ledger import Entry, Ledger
+from data_contracts.records import RECORD_FILE, Manifest, Ref, StoreAddress
+from data_contracts.store import artifacts
+from data_contracts.store.attempts import COSTS, MANIFEST, load_costs
+from data_contracts.store.backends import InPlace, Uploading, backend_of
+from data_contracts.store.hashes import Hashes
+from data_contracts.store.lease import Coordination, State
+from data_contracts.store.tracking import Tracking, local_path
+
+R = TypeVar("R", bound=Frozen)
+
+CACHE_BYTES = 20 * 2**30
+
+
+class Reader:
+    """What can be read at one address (see `Store`)."""
+
+    def __init__(self, address: StoreAddress, *, cache_bytes: int = CACHE_BYTES) -> None:
+        work = local_path(address.work_uri)
+        if work is None:
+            raise ConfigError(
+                "`store.work_uri` is a folder that this machine sees",
+                f"it is {address.work_uri}",
+                "mount it, give its path",
+            )
+        self.address, self.work = address, work
+        self._cache_bytes = cache_bytes
+        self._tracking = Tracking(address)
+        self._coordination = Coordination(self._tracking)
+        self._hashes = Hashes(work / "hashes.sqlite")
+        self._manifests: dict[str, Manifest] = {}
+        self._backends: dict[str, InPlace | Uploading] = {}
+
+    def _backend(self, run: str) -> InPlace | Uploading:
+        if run not in self._backends:
+            try:
+                uri = self._tracking.do(lambda client: client.get_run(run)).info.artifact_uri
+            except Exception as error:
+                if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                raise ArtifactError(
+                    f"run {run} is in this store", "it is not", "give the store that the reference comes from"
+                ) from error
+            self._backends[run] = backend_of(self._tracking, run, uri, self.work / "cache", self._cache_bytes)
+        return self._backends[run]
+
+    def read_manifest(self, run: str) -> Manifest:
+        """Return the manifest of a committed attempt. Raises `ArtifactError` where there is none, or it was altered."""
+        if run not in self._manifests:
+            backend = self._backend(run)
+            digest = self._tracking.params(run).get(MANIFEST)
+            if digest is None:
+                raise ArtifactError(f"run {run} committed an artifact", "it committed nothing", "re-run its stage")
+            self._manifests[run] = artifacts.read_manifest(backend, digest)
+        return self._manifests[run]
+
+    def open(self, ref: Ref, *, verify: bool = False) -> Path:
+        """Return the folder of `ref`'s content, read-only, verified; `verify` reads every byte again.
+
+        Raises `ArtifactError` for a reference that is not in its run's manifest, or a payload that is not what was
+        committed.
+        """
+        output = self.read_manifest(ref.run).outputs.get(ref.path)
+        if output is None or output.ref != ref:
+            raise ArtifactError(
+                f"{ref.path} with digest {ref.digest[:16]}… is an output of run {ref.run}",
+                f"its manifest lists {'another digest' if output else 'no such output'}",
+                "use a reference that the stage returned",
+            )
+        return artifacts.open_verified(self._backend(ref.run), output, self._hashes, fresh=verify)
+
+    def measured(self, ref: Ref) -> Path:
+        """Return the folder of the measured files beside `ref`'s content; empty or absent where there are none."""
+        return self._backend(ref.run).measured(self.read_manifest(ref.run).outputs[ref.path])
+
+    def record(self, ref: Ref, kind: type[R]) -> R:
+        """Read a record artifact."""
+        return kind.model_validate_json((self.open(ref) / RECORD_FILE).read_bytes())
+
+    def ledger(self, refs: Iterable[Ref], *, lost: bool = False) -> Ledger:
+        """Return what everything that `refs` descend from cost, each identity once.
+
+        `lost` adds attempts that spent and committed nothing: for people. Decisions leave it out, so that a crash
+        changes none.
+        """
+        entries: list[Entry] = []
+        waiting, seen = [ref.run for ref in refs], set[str]()
+        while waiting:
+            run = waiting.pop()
+            if run in seen:
+                continue
+            seen.add(run)
+            manifest = self.read_manifest(run)
+            entries.append(Entry(manifest.identity, run, manifest.stage, manifest.costs))
+            waiting.extend(ref.run for given in manifest.inputs.values() for ref in given)
+        if lost:
+            for entry in tuple(entries):
+                entries.extend(self._lost(entry))
+        return Ledger.fold(entries)
+
+    def _lost(self, entry: Entry) -> Iterable[Entry]:
+        for run in self._coordination.state(entry.stage, entry.identity).attempts:
+            found = self._tracking.do(lambda client, run=run: client.get_run(run))  # type: ignore[misc]
+            if found.info.status in ("FAILED", "KILLED"):
+                yield Entry(entry.identity, run, entry.stage, load_costs(found.data.tags.get(COSTS)), lost=True)
+
+    def _newest(self, state: State, verify: bool) -> Manifest | None:
+        for commit in reversed(state.commits):
+            try:
+                manifest = self.read_manifest(commit.run)
+                for output in manifest.outputs.values():
+                    artifacts.open_verified(self._backend(commit.run), output, self._hashes, fresh=verify)
+            except ArtifactError:
+                self._manifests.pop(commit.run, None)
+                continue
+            return manifest
+        return None

@@ -1,0 +1,65 @@
+"""Ingest: the user's files become four splits of examples and tokens, and the base model is pinned.
+
+Nothing is trained on that is also evaluated, and no row disappears: what is not used stands in the quarantine with its
+file, row and reason. Light to import; the work is in `splits.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from data_contracts.config import DataConfig, IngestConfig, ModelConfig
+from data_contracts.cost import Frozen
+from data_contracts.records import Summary
+from data_contracts.tables import SPLITS
+from stages.stage import Inputs, Stage, Work
+
+
+class IngestSlice(Frozen):
+    """What ingest reads of the configuration."""
+
+    seed: int
+    model: ModelConfig
+    data: DataConfig
+    ingest: IngestConfig
+
+
+class Ingest(Stage[IngestSlice]):
+    """Reads pool, target, validation and holdout; cuts the last two from the target where they are not given."""
+
+    verb = "ingest"
+    config = IngestSlice
+    takes: dict[str, Any] = {}  # noqa: RUF012 - declared by the base class
+    gives = {  # noqa: RUF012 - declared by the base class
+        **dict.fromkeys(SPLITS, "examples"),
+        **{f"{split}_tokens": "tokens" for split in SPLITS},
+        "quarantine": "quarantine",
+        "base": "base",
+    }
+
+    def external(self, config: IngestSlice, root: Path) -> dict[str, Any]:
+        """Return the slice with files as [label, sha256] and the model as the digest of its content."""
+        from stages.ingest.sources import digests
+        from stages.model.load import pin_model
+
+        data = config.data.model_dump(mode="json")
+        for split in SPLITS:
+            data[split] = digests(getattr(config.data, split), root)
+        pin = pin_model(config.model, root)
+        model = {"source": pin.source, "digest": pin.digest, "tokenizer": pin.tokenizer_digest}
+        return {
+            "seed": config.seed,
+            "model": model,
+            "data": data,
+            "ingest": config.ingest.model_dump(mode="json"),
+        }
+
+    def run(self, config: IngestSlice, inputs: Inputs, work: Work) -> Summary:
+        """Read, check, tokenise, sort and write every split; see `splits.ingest`."""
+        from stages.ingest.splits import ingest
+
+        return ingest(config.data, config.model, config.ingest, work)
+
+
+STAGE = Ingest()

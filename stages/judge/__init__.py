@@ -1,0 +1,1 @@
+"""The verb `judge`: may the candidate be promoted? Pure."""

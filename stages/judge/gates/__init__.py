@@ -1,0 +1,1 @@
+"""Gates, one a file: each asks one question of the evidence."""

@@ -54,4 +54,4 @@ class Job(Frozen):
     @property
     def digest(self) -> str:
         """What this work is, without where it lies."""
-        return digest_of(self.model_dump(mode="json", exclude={"folder", "places"}))
+        return digest_of(self.model_dump(mode="json", exclude={"folder": True, "places": True, "pin": {"locator"}}))

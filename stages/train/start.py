@@ -56,7 +56,7 @@ def prepare(job: Job, device: str) -> Start:
         else:
             model = technique.wrap(_other(model, trainer["technique"], settings))
     if job.plan.checkpoint_activations:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     peak = job.train.learning_rate or technique.learning_rate
     optimizer = optimizer_for(model, job.train, peak)
     updates = int(trainer["updates"]) if moments is not None else 0

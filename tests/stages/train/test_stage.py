@@ -1,0 +1,317 @@
+"""The stage `train` in this process: outputs, choices, refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from data_contracts.arrow import read_table
+from data_contracts.config import GovernConfig, TrainConfig
+from data_contracts.errors import BudgetError, ConfigError, InputError, ModelError
+from data_contracts.records import Decision, ModelPin
+from stages.model.batch import TokenTable, collate
+from stages.model.checkpoint import load_checkpoint, load_merged
+from stages.train.begin import STAGE as BEGIN
+from stages.train.begin import BeginSlice
+from stages.train.stage import STAGE, TrainSlice
+from tests.local_work import LocalWork, work_for
+from tests.stages.train.small import House, token_columns
+
+
+def slice_of(**train) -> TrainSlice:
+    settings = {"learning_rate": 1e-2, "warmup_steps": 0} | train
+    policy = GovernConfig(policy={"method": "patience"})
+    return TrainSlice(seed=3, train=TrainConfig(**settings), govern=policy)
+
+
+def train(folder: Path, house: House, **settings):
+    work = work_for(STAGE, folder, seed=3)
+    more = settings.pop("more", {})
+    summary = STAGE.run(slice_of(**settings), house.inputs(**more), work)
+    return summary, work
+
+
+def test_a_segment_gives_a_curve_losses_a_checkpoint_and_charges(tmp_path):
+    house = House(tmp_path, rows=12)
+    summary, work = train(tmp_path / "work", house, epochs=2.0, evaluations=3)
+    curve, losses = work.rows("curve"), work.rows("example_losses")
+    assert [row["step"] for row in curve] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in curve if row["validation_loss"] is not None] == [2, 4, 6]
+    assert [row["epoch"] for row in curve] == pytest.approx([i / 3 for i in range(1, 7)])
+    assert all(row["validation_se"] > 0 for row in curve if row["validation_loss"] is not None)
+    assert sorted(row["example_id"] for row in losses) == sorted(house.ids * 2)
+    assert curve[-1]["tokens"] == 2 * sum(token_columns(12, 1)["n_tokens"])
+    costs = work.ledger().by_cause()
+    assert set(costs) == {"train", "eval"}
+    assert curve[-1]["flops"] == costs["train"].flops + costs["eval"].flops
+    assert costs["train"].tokens == curve[-1]["tokens"]
+    assert costs["eval"].flops > 0
+    assert costs["train"].seconds > 0
+    assert summary.facts["steps"] == 6
+    assert summary.facts["rows"] == 12
+    timing = read_table(work.measured("curve", "timing.arrow")).to_pylist()
+    assert [row["step"] for row in timing if row["what"] == "step"] == [1, 2, 3, 4, 5, 6]
+    assert any(row["gradient_noise"] for row in curve)
+    trainer = json.loads((work.artifact("checkpoint").folder / "trainer.json").read_text())
+    best = min((row for row in curve if row["validation_loss"] is not None), key=lambda row: row["validation_loss"])
+    assert trainer["step"] == best["step"]
+    assert trainer["run_step"] == 6
+    assert trainer["updates"] == best["step"]
+
+
+def test_the_first_losses_are_those_of_the_base_and_the_train_loss_is_their_ratio(tmp_path):
+    house = House(tmp_path, rows=12)
+    _, work = train(tmp_path / "work", house)
+    base = load_merged(None, house.pin)
+    table = TokenTable(house.artifacts["tokens"].folder)
+    first = [row for row in work.rows("example_losses") if row["step"] == 1]
+    assert [row["position"] for row in first] == [0, 1, 2, 3]
+    for row in first:
+        one = table.row(table.index_of(row["example_id"]))
+        with torch.no_grad():
+            logits = base(input_ids=torch.from_numpy(one.input_ids.copy())[None].long()).logits[0, :-1]
+        wanted = torch.from_numpy(one.answer_mask[1:].copy())
+        labels = torch.from_numpy(one.input_ids[1:].copy()).long()
+        assert row["loss_sum"] == pytest.approx(
+            float(functional.cross_entropy(logits[wanted], labels[wanted], reduction="sum")), rel=1e-5
+        )
+        assert row["answer_tokens"] == int(wanted.sum())
+    mean = sum(row["loss_sum"] for row in first) / sum(row["answer_tokens"] for row in first)
+    assert work.rows("curve")[0]["train_loss"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_weights_and_repeats_of_the_selection_are_followed(tmp_path):
+    settings = {"weight": [1.0, 0.0, 2.0, 0.5], "repeats": [1, 1, 3, 1]}
+    house = House(tmp_path, rows=4, plan={"accumulation": 3}, selection=settings)
+    _, work = train(tmp_path / "work", house)
+    losses = work.rows("example_losses")
+    assert len(losses) == 6
+    assert sum(row["example_id"] == house.ids[2] for row in losses) == 3
+    weight = dict(zip(house.ids, settings["weight"], strict=True))
+    top = sum(weight[row["example_id"]] * row["loss_sum"] for row in losses)
+    bottom = sum(weight[row["example_id"]] * row["answer_tokens"] for row in losses)
+    assert work.rows("curve")[0]["train_loss"] == pytest.approx(top / bottom, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"packed": True, "row_tokens": 40},
+        {"micro_batch": 1, "accumulation": 4},
+        {"micro_batch": 4, "accumulation": 1},
+        {"checkpoint_activations": True},
+    ],
+)
+def test_packing_micro_batches_and_recomputation_do_not_change_what_is_learnt(tmp_path, plan):
+    losses = []
+    for name, settings in (("plain", {}), ("other", plan)):
+        house = House(tmp_path / name, rows=12, plan=settings)
+        _, work = train(tmp_path / name / "work", house, epochs=2.0, evaluations=2)
+        losses.append([row["loss_sum"] for row in work.rows("example_losses")])
+        losses.append([row["validation_loss"] for row in work.rows("curve") if row["validation_loss"] is not None])
+    assert losses[2] == pytest.approx(losses[0], rel=1e-3)
+    assert losses[3] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_the_same_work_gives_the_same_bytes(tmp_path):
+    house = House(tmp_path, rows=10)
+    digests = []
+    for name in ("first", "second"):
+        _, work = train(tmp_path / name, house, epochs=1.5)
+        digests.append([work.artifact(output).ref.digest for output in STAGE.gives])
+    assert digests[0] == digests[1]
+
+
+def test_a_second_segment_goes_on_from_the_first(tmp_path):
+    house = House(tmp_path, rows=12, plan={"technique": {"method": "lora", "r": 4}})
+    _, first = train(tmp_path / "first", house, warmup_steps=5)
+    checkpoint = first.artifact("checkpoint")
+    summary, second = train(tmp_path / "second", house, warmup_steps=5, more={"checkpoint": checkpoint})
+    assert [row["step"] for row in first.rows("curve")] == [1, 2, 3]
+    assert [row["step"] for row in second.rows("curve")] == [4, 5, 6]
+    rates = [row["learning_rate"] / 1e-2 for row in first.rows("curve") + second.rows("curve")]
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+    before = json.loads((checkpoint.folder / "trainer.json").read_text())
+    assert summary.facts["loss_before"] == before["validation"]["loss"]
+    pin = house.artifacts["base"].record(ModelPin)
+    loaded = load_checkpoint(second.artifact("checkpoint").folder, pin)
+    assert loaded.trainer["updates"] == before["updates"] + loaded.trainer["step"] - 3
+    assert set(loaded.moments) == {name for name, item in loaded.model.named_parameters() if item.requires_grad}
+
+
+def test_full_can_follow_lora_and_lora_cannot_follow_full(tmp_path):
+    lora = House(tmp_path / "lora", plan={"technique": {"method": "lora", "r": 4}})
+    full = House(tmp_path / "full")
+    _, adapters = train(tmp_path / "a", lora)
+    summary, _ = train(tmp_path / "b", full, more={"checkpoint": adapters.artifact("checkpoint")})
+    assert summary.facts["technique"] == "full"
+    _, whole = train(tmp_path / "c", full)
+    with pytest.raises(ConfigError, match="plan asks for"):
+        train(tmp_path / "d", lora, more={"checkpoint": whole.artifact("checkpoint")})
+
+
+def test_an_annealing_decision_decays_the_rate_at_the_segments_end(tmp_path):
+    decision = Decision(action="anneal", reason="test", round=1)
+    house = House(tmp_path, rows=40, decision=decision)
+    _, work = train(tmp_path / "work", house, decay_share=0.4)
+    curve = work.rows("curve")
+    assert [row["phase"] for row in curve] == ["stable"] * 6 + ["decay"] * 4
+    assert [row["learning_rate"] / 1e-2 for row in curve] == pytest.approx([1] * 7 + [0.75, 0.5, 0.25])
+
+
+def test_a_flops_limit_ends_the_segment_before_the_step_that_would_exceed_it(tmp_path):
+    _, free = train(tmp_path / "free", House(tmp_path / "a", rows=40), evaluations=2)
+    curve = free.rows("curve")
+    one = free.ledger().by_cause()["eval"].flops // 2
+    steps = [row["flops"] for row in curve]
+    alone = [
+        flops - one * sum(r["validation_loss"] is not None for r in curve[: i + 1]) for i, flops in enumerate(steps)
+    ]
+    limit = alone[5] + 2 * one
+    for extra, expected in ((0, 6), (-1, 5), (1, 6)):
+        decision = Decision(action="continue", reason="test", round=1, segment_flops=limit + extra)
+        house = House(tmp_path / f"b{extra}", rows=40, decision=decision)
+        _, work = train(tmp_path / f"w{extra}", house, evaluations=2)
+        rows = work.rows("curve")
+        assert len(rows) == expected
+        assert rows[-1]["flops"] <= limit + extra
+        assert rows[-1]["validation_loss"] is not None
+    decision = Decision(action="continue", reason="test", round=1, segment_flops=10)
+    with pytest.raises(BudgetError, match="0 steps"):
+        train(tmp_path / "none", House(tmp_path / "c", rows=40, decision=decision))
+
+
+def test_drop_last_with_too_few_rows_is_refused_before_the_model_is_read(tmp_path):
+    house = House(tmp_path, rows=3, plan={"micro_batch": 4, "accumulation": 8})
+    for path in (tmp_path / "model").glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"0 steps: 3 rows < 4 x 8 = 32 per step with drop_last"):
+        train(tmp_path / "work", house, drop_last=True)
+
+
+def test_a_segment_whose_every_validation_is_not_finite_is_refused(tmp_path, monkeypatch):
+    from stages.train import loop
+
+    prepare = loop.prepare
+
+    def broken_in_evaluation(job, device):
+        start = prepare(job, device)
+        start.model.model.norm.register_forward_hook(
+            lambda module, inputs, out: out if module.training else out * math.nan
+        )
+        return start
+
+    monkeypatch.setattr(loop, "prepare", broken_in_evaluation)
+    work = work_for(STAGE, tmp_path / "work", seed=3)
+    with pytest.raises(ModelError, match="finite validation loss"):
+        STAGE.run(slice_of(), House(tmp_path, rows=12).inputs(), work)
+    assert work.opened == []
+
+
+def test_a_selected_example_without_tokens_is_refused(tmp_path):
+    house = House(tmp_path, rows=6)
+    other = LocalWork(tmp_path / "other", {"tokens": "tokens"})
+    other.table("tokens", token_columns(6, 9))
+    with pytest.raises(InputError, match=house.ids[0]):
+        train(tmp_path / "work", house, more={"tokens": other.artifact("tokens")})
+
+
+def test_an_empty_validation_is_refused(tmp_path):
+    house = House(tmp_path, rows=6)
+    other = LocalWork(tmp_path / "other", {"validation_tokens": "tokens"})
+    other.table("validation_tokens", token_columns(0, 9))
+    with pytest.raises(InputError, match="validation"):
+        train(tmp_path / "work", house, more={"validation_tokens": other.artifact("validation_tokens")})
+
+
+def test_a_policy_may_end_a_segment_and_says_why(tmp_path):
+    house = House(tmp_path, rows=40)
+    config = TrainSlice(
+        seed=3,
+        train=TrainConfig(learning_rate=0.5, warmup_steps=0, epochs=3.0, evaluations=15),
+        govern=GovernConfig(policy={"method": "patience"}),
+    )
+    work = work_for(STAGE, tmp_path / "work", seed=3)
+    summary = STAGE.run(config, house.inputs(), work)
+    curve = work.rows("curve")
+    assert len(curve) < 30
+    assert curve[-1]["validation_loss"] is not None
+    assert summary.facts["ended"] != "all planned steps were made"
+
+
+def test_the_warm_up_draws_its_rows_from_the_seed_and_measures_the_base(tmp_path):
+    house = House(tmp_path, rows=40)
+    config = BeginSlice.model_validate(
+        {"seed": 3, "begin": {"fraction": 0.25}, "train": {"warmup_steps": 4, "learning_rate": 1e-2, "drop_last": True}}
+    )
+    runs = []
+    for name in ("first", "second"):
+        work = work_for(BEGIN, tmp_path / name, seed=3)
+        BEGIN.run(config, house.begin_inputs(), work)
+        runs.append(work)
+    work = runs[0]
+    assert [run.artifact("selection").ref.digest for run in runs] == [work.artifact("selection").ref.digest] * 2
+    chosen = work.rows("selection")
+    assert len(chosen) == 10
+    assert {row["example_id"] for row in chosen} <= set(house.ids)
+    curve = work.rows("curve")
+    assert [row["step"] for row in curve] == [0, 1, 2, 3]
+    assert curve[0]["train_loss"] is None
+    assert [row["learning_rate"] / 1e-2 for row in curve[1:]] == pytest.approx([0.25, 0.5, 0.75])
+    assert set(work.ledger().by_cause()) == {"warm_up", "eval"}
+    base = load_merged(None, house.pin)
+    table = TokenTable(house.artifacts["validation_tokens"].folder)
+    rows = [table.row(index) for index in range(len(table))]
+    from stages.model.loss import document_losses
+
+    with torch.no_grad():
+        loss_D, tokens_D = document_losses(base, collate(rows))
+    assert curve[0]["validation_loss"] == pytest.approx(float(loss_D.sum() / tokens_D.sum()), rel=1e-5)
+    moments = load_file(work.artifact("checkpoint").folder / "optimizer.safetensors")
+    assert any(float(value.abs().max()) > 0 for value in moments.values())
+    assert len(moments) == 2 * len(dict(base.named_parameters()))
+
+
+def test_a_warm_up_takes_at_least_the_least_rows_and_at_most_the_pool(tmp_path):
+    house = House(tmp_path, rows=6)
+    for fraction, least, expected in ((0.05, 4, 4), (0.05, 100, 6), (1.0, 1, 6)):
+        work = work_for(BEGIN, tmp_path / f"{fraction}-{least}", seed=1)
+        config = BeginSlice.model_validate(
+            {"seed": 1, "begin": {"fraction": fraction, "least_rows": least}, "train": {}}
+        )
+        BEGIN.run(config, house.begin_inputs(), work)
+        assert len(work.rows("selection")) == expected
+
+
+def test_steps_that_are_not_finite_are_recorded_and_the_rest_goes_on(tmp_path, monkeypatch):
+    from stages.train import loop
+
+    house, asked = House(tmp_path, rows=12), []
+    step = loop.optimizer_step
+
+    def broken(model, *args, **settings):
+        asked.append(1)
+        if len(asked) != 2:
+            return step(model, *args, **settings)
+        handle = model.model.norm.register_forward_hook(lambda module, inputs, out: out * math.nan)
+        try:
+            return step(model, *args, **settings)
+        finally:
+            handle.remove()
+
+    monkeypatch.setattr(loop, "optimizer_step", broken)
+    summary, work = train(tmp_path / "work", house)
+    curve = work.rows("curve")
+    assert [bool(np.isfinite(row["train_loss"])) for row in curve] == [True, False, True]
+    assert math.isnan(curve[1]["gradient_norm"])
+    assert curve[1]["validation_loss"] == curve[0]["validation_loss"]
+    assert summary.facts["steps_not_applied"] == 1
+    assert "2" in work.notices[0]
+    assert json.loads((work.artifact("checkpoint").folder / "trainer.json").read_text())["updates"] == 2

@@ -84,7 +84,7 @@ def load_checkpoint(
         from peft import PeftModel
 
         base = load_model(pin, dtype=dtype, device=device)
-        model = PeftModel.from_pretrained(base, str(folder), is_trainable=trainable, autocast_adapter_dtype=False)
+        model: Any = PeftModel.from_pretrained(base, str(folder), is_trainable=trainable, autocast_adapter_dtype=False)
         model.eval()
     else:
         model = load_folder(folder, dtype=dtype, device=device)

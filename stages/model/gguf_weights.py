@@ -74,7 +74,7 @@ def load_llama(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         if ".attn_q." in name:
             weight = _interleaved(weight, config.num_attention_heads)
         elif ".attn_k." in name:
-            weight = _interleaved(weight, config.num_key_value_heads)
+            weight = _interleaved(weight, int(config.num_key_value_heads or config.num_attention_heads))
         state[_name(name, path)] = torch.from_numpy(np.ascontiguousarray(weight)).to(dtype)
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
@@ -89,7 +89,7 @@ def load_llama(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         )
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its frequencies are a buffer that no file holds
-    return model.to(dtype)
+    return model.to(dtype=dtype)
 
 
 def _name(name: str, path: Path) -> str:

@@ -39,12 +39,12 @@ def _tokenizer(folder: Path, source: str, digest: str) -> PreTrainedTokenizerFas
     if gguf is not None and not (folder / "tokenizer.json").is_file():
         settings["gguf_file"] = gguf.name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **settings)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **settings)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{source} has a tokenizer", str(error), "add tokenizer.json to its folder") from error
     if not tokenizer.is_fast:
         raise ModelError("a fast tokenizer", f"{type(tokenizer).__name__} is slow", "add tokenizer.json to its folder")
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
 def load_model(pin: ModelPin, *, dtype: torch.dtype | None = None, device: str = "cpu") -> PreTrainedModel:
@@ -71,7 +71,7 @@ def load_folder(folder: Path, *, dtype: torch.dtype | None = None, device: str =
     model.config._name_or_path = ""  # a path of this machine must not travel with a checkpoint
     model.eval()
     verify_head(model)
-    return model.to(device)  # type: ignore[arg-type]
+    return model.to(device=device)
 
 
 def config_of(pin: ModelPin) -> PretrainedConfig:
@@ -100,10 +100,10 @@ def empty_model(pin: ModelPin, *, layers: int | None = None, vocabulary: int | N
     if rows:
         config.vocab_size = rows
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()  # type: ignore[no-any-return]
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
-def grow(model: PreTrainedModel, vocabulary: int) -> None:
+def grow(model: Any, vocabulary: int) -> None:
     """Grow the embedding (and head) to `vocabulary` rows; each new row is the mean of the old ones.
 
     The mean gives a new token the average logit, and unlike a draw it is the same on every load.
@@ -125,13 +125,13 @@ def _gguf(folder: Path) -> Path | None:
     return files[0] if files[0].suffix == ".gguf" else None
 
 
-def _from_safetensors(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def _from_safetensors(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             local_files_only=True,
@@ -143,6 +143,7 @@ def _from_safetensors(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         raise ModelError(
             f"{folder.name} holds a loadable model", str(error), "check config.json and weights"
         ) from error
+    model, info = loaded
     wrong = sorted(map(str, info["missing_keys"])) + sorted(str(item) for item in info.get("mismatched_keys", ()))
     if wrong:
         raise ModelError(
@@ -150,4 +151,4 @@ def _from_safetensors(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             f"{len(wrong)} are missing or of another shape, such as {', '.join(wrong[:3])}",
             "restore the model's files",
         )
-    return model  # type: ignore[no-any-return]
+    return model

@@ -52,14 +52,14 @@ def pin_model(model: ModelConfig, root: Path, *, resize: bool = False) -> ModelP
     facts = _gguf_facts(weights[0]) if weights[0].suffix == ".gguf" else _safetensors_facts(folder, weights)
     digest = tree_digest([(entry.path, entry.bytes, entry.sha256) for entry in files], "model/1")
     _folders[digest] = folder
-    highest = _highest_token(folder) if resize else 0
+    highest = highest_token(folder) if resize else None
     return ModelPin(
         source=source,
         locator=locator,
         digest=digest,
         tokenizer_digest=_tokenizer_digest(files),
         files=files,
-        grown_vocabulary=highest + 1 if highest >= facts["vocabulary"] else 0,
+        grown_vocabulary=highest[1] + 1 if highest and highest[1] >= facts["vocabulary"] else 0,
         **facts,
     )
 
@@ -227,14 +227,16 @@ def _json(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path.name} is a JSON object", str(error), "restore the file") from error
 
 
-def _highest_token(folder: Path) -> int:
+def highest_token(folder: Path) -> tuple[str, int] | None:
+    """Return the tokenizer's token with the highest id, and the id; None where the folder has no tokenizer.json."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return 0
+        return None
     tokenizer = _json(path)
     vocabulary = tokenizer["model"]["vocab"]
-    ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-    return max([0, *ids, *(token["id"] for token in tokenizer.get("added_tokens", ()))])
+    tokens = dict(vocabulary) if isinstance(vocabulary, dict) else {item[0]: at for at, item in enumerate(vocabulary)}
+    tokens |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
+    return max(tokens.items(), key=lambda item: item[1], default=None)
 
 
 def _entry(path: Path) -> FileEntry:

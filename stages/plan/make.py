@@ -1,0 +1,184 @@
+"""Make the plan: check that the data fits the model, price the ways of training, choose, and say why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from data_contracts.cost import Budget
+from data_contracts.errors import BudgetError, ConfigError
+from data_contracts.method import resolve
+from data_contracts.records import ModelPin, Plan, Summary
+from stages.meter.flops import FlopModel
+from stages.meter.machine import available_bytes, device_kind
+from stages.model.batch import TokenTable
+from stages.model.checkpoint import read_trainer
+from stages.model.load import empty_model, locate
+from stages.model.pin import highest_token
+from stages.plan.estimate import Estimator
+from stages.plan.report import summary_of, why
+from stages.plan.search import Way, precisions, search
+from stages.plan.targets import check_targets
+from stages.plan.trace import Shape, seeded
+from stages.plan.vocabulary import check_vocabulary, places_of
+from stages.plan.window import window_for
+from stages.stage import Inputs, Work
+from stages.technique.base import Technique
+
+if TYPE_CHECKING:
+    from stages.plan.stage import PlanSlice
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the plan needs to know of the rows: their lengths, pool first."""
+
+    lengths: np.ndarray
+    answers: np.ndarray
+    pool: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row of pool and target."""
+        return int(self.lengths.max())
+
+
+def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
+    """Write the record `plan` and return its summary.
+
+    Raises `MethodError` for a technique or layer name that does not exist, `ModelError` for token ids past the
+    embedding, `BudgetError` where no way of training fits the memory or a single step exceeds the FLOPs left.
+    """
+    pin = inputs.one("base").record(ModelPin)
+    rows = _rows(inputs)
+    _check_data(pin, inputs, rows, work)
+    device = device_kind()
+    curves = [artifact.table() for artifact in inputs.all("curve")]
+    window, noise = window_for(config.plan.window, curves, float(rows.answers[: rows.pool].mean()))
+    model = empty_model(pin)
+    techniques = _techniques(config, inputs)
+    for technique in techniques:
+        check_targets(technique, model)
+    precision = precisions(config.plan.precision, device)
+    answers = rows.longest - 1 if config.plan.packed else int(rows.answers.max())
+    shapes = [
+        Shape(technique, precision, False, rows.longest, max(1, answers), config.plan.packed)
+        for technique in techniques
+    ]
+    limit = config.budget.peak_bytes
+    estimator = Estimator(pin, config.train, device)
+    with seeded():
+        chosen, ways = search(estimator, shapes, config.plan, window=window, workers=config.train.workers, limit=limit)
+        flops = estimator.flops(chosen.shape)
+    remaining = Budget(flops=config.budget.flops, tokens=config.budget.tokens).minus(work.spent().total)
+    plan = _plan(config, chosen, ways, rows, flops, trainable=chosen.shape.technique.trainable_count(model))
+    _check_step(plan, chosen, rows, flops, remaining)
+    if chosen.peak_bytes > available_bytes() and device == "cpu":
+        work.notice(f"the plan needs {chosen.peak_bytes:,} bytes; this machine has {available_bytes():,} left now")
+    work.record("plan", plan)
+    return summary_of(plan, chosen, ways, pin, rows_planned=_selected(config, rows), noise=noise, remaining=remaining)
+
+
+def _rows(inputs: Inputs) -> Rows:
+    pool = TokenTable(inputs.one("pool_tokens").table())
+    target = inputs.maybe("target_tokens")
+    tables = [pool] if target is None else [pool, TokenTable(target.table())]
+    if not len(pool):
+        raise ConfigError("a pool with at least one usable row", "it has none", "see the quarantine of ingest")
+    return Rows(
+        np.concatenate([table.lengths for table in tables]),
+        np.concatenate([table.answer_lengths for table in tables]),
+        len(pool),
+    )
+
+
+def _check_data(pin: ModelPin, inputs: Inputs, rows: Rows, work: Work) -> None:
+    tokens = [item for name in ("pool_tokens", "target_tokens") for item in inputs.all(name)]
+    pool = inputs.maybe("pool")
+    places = places_of(pool.batches()) if pool else {}
+    notice = check_vocabulary(pin, [item.batches() for item in tokens], highest_token(locate(pin)), places)
+    if notice:
+        work.notice(notice)
+    if rows.longest > pin.longest:
+        work.notice(f"the longest row has {rows.longest} tokens, the model was made for {pin.longest}")
+
+
+def _techniques(config: PlanSlice, inputs: Inputs) -> list[Technique]:
+    """Return the techniques to choose from: the checkpoint's alone where there is one."""
+    checkpoint = inputs.maybe("checkpoint")
+    if checkpoint is not None:
+        return [resolve(Technique, read_trainer(checkpoint.folder)["technique"], "the checkpoint's technique")]
+    return [
+        resolve(Technique, settings, f"plan.techniques[{number}]")
+        for number, settings in enumerate(config.plan.techniques)
+    ]
+
+
+def _selected(config: PlanSlice, rows: Rows) -> float:
+    """Return how many pool rows a selection is expected to hold, repeats over epochs not counted."""
+    select, pool = config.select, rows.pool
+    if select.count is not None:
+        return min(select.count, pool)
+    if select.tokens is not None:
+        return min(pool, select.tokens / float(rows.lengths[:pool].mean()))
+    return pool * (1.0 if select.fraction is None else select.fraction)
+
+
+def _plan(config: PlanSlice, chosen: Way, ways: list[Way], rows: Rows, flops: FlopModel, *, trainable: int) -> Plan:
+    lengths, answers = rows.lengths[: rows.pool], rows.answers[: rows.pool]
+    tokens = int(lengths.sum())
+    train = sum(flops.train(1, int(n), int(a)) for n, a in zip(lengths, answers, strict=True))
+    forward = sum(flops.forward(1, int(n), int(a)) for n, a in zip(lengths, answers, strict=True))
+    target = len(rows.lengths) - rows.pool if config.select.include_target else 0
+    visits = (_selected(config, rows) + target) * config.train.epochs
+    technique = chosen.shape.technique
+    return Plan(
+        technique={"method": type(technique).name(), **technique.model_dump(mode="json")},
+        precision=chosen.shape.precision,
+        micro_batch=chosen.micro_batch,
+        accumulation=chosen.accumulation,
+        packed=chosen.shape.packed,
+        row_tokens=chosen.shape.row_tokens,
+        checkpoint_activations=chosen.shape.checkpoint_activations,
+        workers=config.train.workers,
+        trainable=trainable,
+        peak_bytes=chosen.peak_bytes,
+        phases={name: phase.total for name, phase in chosen.phases.items()},
+        flops_per_token=math.ceil(train / tokens),
+        flops_per_token_forward=math.ceil(forward / tokens),
+        segment_flops=math.ceil(train / len(lengths) * visits),
+        why=why(chosen, ways),
+        considered=tuple(_considered(way, chosen) for way in ways),
+    )
+
+
+def _considered(way: Way, chosen: Way) -> dict[str, Any]:
+    if way is chosen:
+        reason = "chosen"
+    elif not way.fits:
+        reason = f"needs {way.peak_bytes:,} bytes, {way.allowed_bytes:,} are allowed"
+    else:
+        reason = "fits, but comes later in the order of preference"
+    return {
+        "technique": type(way.shape.technique).name(),
+        "precision": way.shape.precision,
+        "micro_batch": way.micro_batch,
+        "checkpoint_activations": way.shape.checkpoint_activations,
+        "peak_bytes": way.peak_bytes,
+        "fits": way.fits,
+        "reason": reason,
+    }
+
+
+def _check_step(plan: Plan, chosen: Way, rows: Rows, flops: FlopModel, remaining: Budget) -> None:
+    examples = min(plan.micro_batch * plan.accumulation * max(1, plan.workers), rows.pool)
+    step = math.ceil(plan.flops_per_token * float(rows.lengths[: rows.pool].mean()) * examples)
+    if remaining.flops is not None and step > remaining.flops:
+        raise BudgetError(
+            "one optimizer step fits the FLOPs that are left",
+            f"a step of {examples} examples takes about {step:,}, {remaining.flops:,} are left",
+            f"raise `budget.flops` by at least {step - remaining.flops:,} or lower `plan.window`",
+        )

@@ -1,0 +1,80 @@
+"""What is said about a plan: the reason for the choice, the alternatives, and the bytes of each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from data_contracts.cost import Budget
+from data_contracts.records import ModelPin, Plan, Summary, Table
+from stages.plan.search import Way
+
+
+def why(chosen: Way, ways: Sequence[Way]) -> str:
+    """Return one sentence on the choice."""
+    before = ways[: ways.index(chosen)]
+    limit = "no memory limit is set" if chosen.allowed_bytes is None else f"{_gib(chosen.allowed_bytes)} are allowed"
+    if not before:
+        return f"{chosen.name} is first in the order of preference and needs {_gib(chosen.peak_bytes)}; {limit}."
+    return (
+        f"{chosen.name} needs {_gib(chosen.peak_bytes)} and is the first of the configured order that fits; {limit}, "
+        f"and {before[0].name} would need {_gib(before[0].peak_bytes)}."
+    )
+
+
+def summary_of(
+    plan: Plan,
+    chosen: Way,
+    ways: Sequence[Way],
+    pin: ModelPin,
+    *,
+    rows_planned: float,
+    noise: float | None,
+    remaining: Budget,
+) -> Summary:
+    """Return the summary: facts, a table of the alternatives, a table of phase bytes."""
+    grown = (pin.grown_vocabulary - pin.vocabulary) * pin.hidden if pin.grown_vocabulary else 0
+    facts: dict[str, str | int | float | bool | None] = {
+        "technique": str(plan.technique["method"]),
+        "precision": plan.precision,
+        "micro_batch": plan.micro_batch,
+        "accumulation": plan.accumulation,
+        "workers": plan.workers,
+        "checkpoint_activations": plan.checkpoint_activations,
+        "longest_row_tokens": plan.row_tokens,
+        "trainable_parameters": plan.trainable,
+        "base_parameters": pin.parameters + grown * (1 if pin.tied_embeddings else 2),
+        "embedding_weights": (pin.grown_vocabulary or pin.vocabulary) * pin.hidden,
+        "peak_bytes": plan.peak_bytes,
+        "process_bytes": next(iter(chosen.phases.values())).process,
+        "flops_per_token": plan.flops_per_token,
+        "segment_rows": round(rows_planned),
+        "segment_flops": plan.segment_flops,
+        "share_of_remaining_flops": plan.segment_flops / remaining.flops if remaining.flops else None,
+        "gradient_noise_tokens": noise,
+        "why": plan.why,
+    }
+    return Summary(title="Plan", facts=facts, tables=(_alternatives(plan), _phases(chosen)))
+
+
+def _alternatives(plan: Plan) -> Table:
+    columns = ("technique", "precision", "micro_batch", "checkpoint_activations", "peak_bytes", "reason")
+    return Table(
+        title="Ways of training considered, in order of preference",
+        columns=columns,
+        rows=tuple(tuple(item[name] for name in columns) for item in plan.considered),
+    )
+
+
+def _phases(chosen: Way) -> Table:
+    return Table(
+        title="Bytes held at the dearest moment of each phase of a step",
+        columns=("phase", "weights", "moments", "gradients", "activations and transients", "process", "total"),
+        rows=tuple(
+            (name, item.weights, item.moments, item.gradients, item.activations, item.process, item.total)
+            for name, item in chosen.phases.items()
+        ),
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,58 @@
+"""Plan how training fits: technique, micro-batch, precision and recomputation, and what a segment will cost.
+
+Nothing is loaded or trained: the step is traced without data. A plan is made from the longest row, not the mean; after
+the warm-up it is made again with the measured gradient noise, and a checkpoint fixes the technique.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from data_contracts.config import BeginConfig, BudgetConfig, PlanConfig, SelectConfig, TrainConfig
+from data_contracts.cost import Frozen
+from data_contracts.method import Method
+from data_contracts.records import Summary
+from stages.stage import Inputs, Stage, Takes, Work
+
+
+class PlanSlice(Frozen):
+    """What planning reads of the configuration."""
+
+    seed: int
+    budget: BudgetConfig
+    plan: PlanConfig
+    train: TrainConfig
+    select: SelectConfig
+    begin: BeginConfig
+
+
+class PlanStage(Stage[PlanSlice]):
+    """Model and token lengths to a plan."""
+
+    verb: ClassVar[str] = "plan"
+    config: ClassVar[type[Frozen]] = PlanSlice
+    takes: ClassVar[Mapping[str, Takes]] = {
+        "base": Takes("base"),
+        "pool_tokens": Takes("tokens"),
+        "target_tokens": Takes("tokens", optional=True),
+        "checkpoint": Takes("checkpoint", optional=True),
+        "curve": Takes("curve", many=True, optional=True),
+        "pool": Takes("examples", optional=True),
+    }
+    gives: ClassVar[Mapping[str, str]] = {"plan": "plan"}
+
+    def methods(self, config: PlanSlice) -> Iterable[tuple[type[Method], str]]:
+        """Return the techniques that may be chosen."""
+        from stages.technique.base import Technique
+
+        return [(Technique, str(settings.get("method"))) for settings in config.plan.techniques]
+
+    def run(self, config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
+        """Write the plan."""
+        from stages.plan.make import make_plan
+
+        return make_plan(config, inputs, work)
+
+
+STAGE = PlanStage()

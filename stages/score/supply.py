@@ -92,9 +92,9 @@ def _groups(config: ScoreConfig, sources: pa.ChunkedArray) -> tuple[tuple[str, .
 
 
 def _device() -> str:
-    from stages.meter.machine import device_kind
+    import torch
 
-    return device_kind()
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _trained(pin: ModelPin, checkpoint: Artifact | None, device: str) -> TrainedModel:

@@ -176,8 +176,8 @@ class Ingest:
         except RecursionError:
             return Broken(record, Refused("too_deep", "the record nests too deeply", ""), row_id)
         except UnicodeEncodeError:
-            fault = Refused("bad_text", "the text holds half of a surrogate pair, which is no character", "")
-            return Broken(record, fault, row_id)
+            half = Refused("bad_text", "the text holds half of a surrogate pair, which is no character", "")
+            return Broken(record, half, row_id)
 
     def _row(self, split: str, item: Candidate, bands: list[int] | None) -> Row:
         """Check a row against what was seen, tokenise it, note it. Raises `Refused`."""

@@ -108,8 +108,8 @@ class Report:
         tables = [Table(title="Rows by file", columns=columns, rows=tuple(rows))]
         if self.mended:
             title = f"Rows changed by a policy ({self.mended_rows}; the first {len(self.mended)})"
-            columns = ("split", "file", "row", "id", "what")
-            tables.append(Table(title=title, columns=columns, rows=tuple(self.mended)))
+            changes = ("split", "file", "row", "id", "what")
+            tables.append(Table(title=title, columns=changes, rows=tuple(self.mended)))
         return tables
 
 

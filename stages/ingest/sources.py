@@ -126,11 +126,11 @@ def _commit(name: str, parts: dict[str, str | None]) -> str:
     if revision and _COMMIT.match(revision):
         return revision
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined] # the network's errors, too
 
     try:
         sha = HfApi().dataset_info(str(parts["name"]), revision=revision).sha
-    except (HTTPError, OSError, ValueError) as error:
+    except (HTTPError, OSError, ValueError, RuntimeError) as error:
         raise _out_of_reach(name, error) from error
     if sha is None:
         raise _out_of_reach(name, "it has no commit")

@@ -6,14 +6,15 @@ file, row and reason. Light to import; the work is in `splits.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from data_contracts.config import DataConfig, IngestConfig, ModelConfig
 from data_contracts.cost import Frozen
 from data_contracts.records import Summary
 from data_contracts.tables import SPLITS
-from stages.stage import Inputs, Stage, Work
+from stages.stage import Inputs, Stage, Takes, Work
 
 
 class IngestSlice(Frozen):
@@ -30,8 +31,8 @@ class Ingest(Stage[IngestSlice]):
 
     verb = "ingest"
     config = IngestSlice
-    takes: dict[str, Any] = {}  # noqa: RUF012 - declared by the base class
-    gives = {  # noqa: RUF012 - declared by the base class
+    takes: ClassVar[Mapping[str, Takes]] = {}
+    gives: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(SPLITS, "examples"),
         **{f"{split}_tokens": "tokens" for split in SPLITS},
         "quarantine": "quarantine",

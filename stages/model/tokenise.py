@@ -7,6 +7,7 @@ of plain text, everything but the first token. Needs a fast tokenizer (offsets) 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,6 +52,8 @@ class Renderer:
         self.vocabulary = vocabulary
         self.template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
         self.folded = 0
+        tokenizer.backend_tokenizer.no_truncation()  # a tokenizer.json may ask for either
+        tokenizer.backend_tokenizer.no_padding()
         self._first = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         if self._first and tokenizer("a").input_ids[:1] != self._first:
             self._first = []  # it has the token but does not begin texts with it
@@ -103,13 +106,17 @@ class Renderer:
 
     def _encode(self, text: str, spans: Iterable[Span]) -> tuple[list[int], list[bool]]:
         """Tokenise `text`; a token is supervised where all its characters lie in a span."""
-        made = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        mask = [False] * len(made["input_ids"])
+        made = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        ids, places = made.ids, made.offsets
+        mask = [False] * len(ids)
+        starts = [low for low, _ in places]
         for start, end in spans:
-            for i, (low, high) in enumerate(made["offset_mapping"]):
-                if start <= low < high <= end:
-                    mask[i] = True
-        return list(made["input_ids"]), mask
+            for i in range(bisect_left(starts, start), len(ids)):
+                low, high = places[i]
+                if high > end:
+                    break
+                mask[i] = low < high
+        return ids, mask
 
     def _plain(
         self, messages: Sequence[Message], tools: Sequence[Any], turns: set[int]

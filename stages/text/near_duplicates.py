@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from stages.text.ngrams import Grams, grams, jaccard
@@ -40,8 +42,21 @@ class NearText(NamedTuple):
         return cls(*("\n".join(filter(None, map(match_form, part.splitlines()))) for part in (question, answer)))
 
     def shingles(self) -> Grams:
-        """Return the 5-grams of the whole; empty for what is too short to be more than equal."""
-        return grams(f"{self.question} {self.answer}".split(), NGRAM_WORDS)
+        """Return the set that candidates are found by; empty for what is too short to be more than equal.
+
+        A long answer stands for itself: both answers must be alike. A short one must be equal, so it salts the
+        question's 5-grams, and questions with another answer do not even become candidates.
+        """
+        answer = self.answer.split()
+        if len(answer) >= NGRAM_WORDS:
+            return _grams_of(self.answer)
+        salt = np.uint64(xxhash.xxh3_64_intdigest(" ".join(answer).encode()))
+        return np.sort(_grams_of(self.question) ^ salt)
+
+
+@lru_cache(maxsize=128)
+def _grams_of(text: str) -> Grams:
+    return grams(text.split(), NGRAM_WORDS)
 
 
 def alike(a: str, b: str) -> float:
@@ -53,7 +68,7 @@ def alike(a: str, b: str) -> float:
         return 1.0
     if min(len(a_words), len(b_words)) < NGRAM_WORDS:
         return 0.0
-    return jaccard(grams(a_words, NGRAM_WORDS), grams(b_words, NGRAM_WORDS))
+    return jaccard(_grams_of(a), _grams_of(b))
 
 
 def similarity(a: NearText, b: NearText) -> float:

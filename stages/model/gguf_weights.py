@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -89,7 +89,8 @@ def load_llama(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         )
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its frequencies are a buffer that no file holds
-    return model.to(dtype=dtype)
+    converted: Any = model
+    return converted.to(dtype)
 
 
 def _name(name: str, path: Path) -> str:

@@ -66,12 +66,12 @@ def load_folder(folder: Path, *, dtype: torch.dtype | None = None, device: str =
 
     dtype = torch.float32 if dtype is None else dtype
     gguf = _gguf(folder)
-    model = _from_safetensors(folder, dtype) if gguf is None else load_llama(gguf, dtype)
+    model: Any = _from_safetensors(folder, dtype) if gguf is None else load_llama(gguf, dtype)
     model.config.use_cache = False
     model.config._name_or_path = ""  # a path of this machine must not travel with a checkpoint
     model.eval()
     verify_head(model)
-    return model.to(device=device)
+    return model.to(device)
 
 
 def config_of(pin: ModelPin) -> PretrainedConfig:

@@ -19,6 +19,7 @@ def address(tmp_path):
 
 
 @pytest.mark.shared
+@pytest.mark.slow
 def test_m01_metrics_keep_their_values_and_their_names(shared, address):
     from mlflow.tracking import MlflowClient
 

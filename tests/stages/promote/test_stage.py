@@ -31,6 +31,9 @@ PIN = ModelPin(
 )
 
 
+pytestmark = pytest.mark.slow  # a fresh MLflow database
+
+
 class RegisteredWork(LocalWork):
     """A local work with the registry of a real store."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -70,8 +71,7 @@ def gradient(model, window, **settings):
 def test_the_accumulated_gradient_equals_that_of_the_whole_window(cuts, weights):
     model, rows = llama(dtype=torch.float64), rows_of(10, weights=weights)
     loss, expected = by_hand(model, rows)
-    starts = np.cumsum([0, *cuts])
-    window = [collate(rows[start:stop]) for start, stop in zip(starts, starts[1:], strict=False)]
+    window = [collate(rows[start:stop]) for start, stop in pairwise(np.cumsum([0, *cuts]))]
     result, found = gradient(model, window)
     assert result.loss == pytest.approx(loss, rel=1e-12)
     for name, value in expected.items():

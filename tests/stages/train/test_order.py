@@ -65,7 +65,7 @@ def test_a_layout_holds_every_place_once_and_no_more_rows_than_asked(lengths, mi
     sums = [[sum(lengths[place] for place in row) for row in micro.rows] for micro in layout]
     assert [micro.padded for micro in layout] == [max(inner) for inner in sums]
     if row_tokens is None:
-        assert sum((sorted(inner, reverse=True) for inner in sums), []) == sorted(lengths, reverse=True)
+        assert [one for inner in sums for one in sorted(inner, reverse=True)] == sorted(lengths, reverse=True)
     else:
         assert all(total <= row_tokens for inner in sums for total in inner)
 

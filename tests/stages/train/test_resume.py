@@ -69,7 +69,7 @@ def test_a_segment_killed_before_its_first_snapshot_starts_over(tmp_path):
     folder = tmp_path / "killed"
     process = FORK.Process(target=run, args=(tmp_path / "house", folder, 0, ROWS))
     process.start()
-    wait_for(lambda: (folder / "scratch/rows").is_dir(), process)
+    wait_for((folder / "scratch/rows").is_dir, process)
     process.kill()
     process.join()
     assert run(tmp_path / "house", folder, 0, ROWS) == expected
@@ -184,11 +184,12 @@ def test_under_ray_a_lost_worker_and_a_killed_driver_leave_a_segment_resumable(t
         assert not (folder / "outputs").exists()
     driver = spawn(tmp_path, folder, workers)
     wait_for(lambda: snapshots(folder)[-1:] >= [12], driver)
-    family = psutil.Process(driver.pid).children(recursive=True)
+    ranks = ray_workers(driver.pid)
+    assert len(ranks) == workers
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
     assert not (folder / DIGESTS).exists()
-    psutil.wait_procs(family, timeout=60)
-    assert not [process for process in family if process.is_running()]  # no worker outlives its driver
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    assert not alive  # no rank outlives its driver, to write beside the one that goes on
     assert spawn(tmp_path, folder, workers).wait(300) == 0, (tmp_path / "stderr").read_text()[-3000:]
     assert json.loads((folder / DIGESTS).read_text()) == expected

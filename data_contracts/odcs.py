@@ -176,8 +176,6 @@ def _folder(contract: FolderContract) -> SchemaObject:
             SchemaProperty(name=name, logicalType="string", physicalType="file", required=True)
             for name in contract.needs
         ],
-        quality=[
-            DataQuality(type="text", description="No file is empty, and none ends in another suffix than listed.")
-        ],
+        quality=[DataQuality(type="text", description="No file is empty; none ends in a suffix that is not listed.")],
         customProperties=[CustomProperty(property="allowedSuffixes", value=list(contract.suffixes))],
     )

@@ -108,6 +108,12 @@ class _Job:
             with self._closed_truly(attempt, place):
                 manifest, digest = self._compute(attempt, place)
                 commit = lease.commit(attempt, digest)
+        except Exception as error:
+            lease.release(type(error).__name__)
+            if self.store.superseded(verb, lease):
+                _log.warning("another process took over meanwhile; its result counts, not this error: %s", error)
+                return self.run_or_adopt()
+            raise
         except BaseException as error:
             lease.release(type(error).__name__)
             raise

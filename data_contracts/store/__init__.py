@@ -146,6 +146,10 @@ class Store(Reader):
         lease = acquire(self._coordination, stage, identity, adopt, waiting)
         return lease if lease is not None else found[-1]
 
+    def superseded(self, stage: str, lease: Lease) -> bool:
+        """Return whether another process took the lease's identity over."""
+        return self._coordination.state(stage, lease.identity).next > lease.number + 1
+
     def open_attempt(self, verb: str, identity: str, origin: Origin, *, shared: bool) -> str:
         """Open the MLflow run of an attempt; `shared` says that a commit of the identity ends it."""
         return self._attempts.open_attempt(verb, identity, origin, shared=shared)

@@ -1,7 +1,7 @@
 """Small stages for the runner's tests, and an entry point that runs one in a process of its own.
 
 `make` writes a selection of `rows` rows; `fold` takes one and writes a decision; both can be told by a knob to fail,
-wait or misbehave. `python -m tests.stages.toys REQUEST.json` runs a request and prints its result.
+wait or misbehave. `main(path)` runs the request in a file and prints its result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data_contracts.cost import Cost, Frozen
-from data_contracts.records import Decision, Request, StoreAddress, Summary
+from data_contracts.records import Decision, Request, Summary
 from stages.stage import Inputs, Stage, Takes, Work
 
 
@@ -113,12 +113,6 @@ def find(verb: str) -> Stage[Any]:
     return STAGES[verb]
 
 
-def address(folder: Path, tracking_uri: str | None = None) -> StoreAddress:
-    return StoreAddress(
-        tracking_uri=tracking_uri or f"sqlite:///{folder / 'store' / 'mlflow.db'}", work_uri=str(folder / "work")
-    )
-
-
 def main(path: str) -> None:
     from stages import runner
 
@@ -127,6 +121,3 @@ def main(path: str) -> None:
     print(result.model_dump_json())
     print(json.dumps({"torch": "torch" in sys.modules}), file=sys.stderr)
 
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -39,6 +39,8 @@ BLOCK_BYTES = 4 << 20
 NEAR_SPLITS = ("target", "pool")
 """Splits whose near-duplicates are removed; of a validation or holdout as given only equal rows are."""
 
+_TEXT_JSON = json.JSONEncoder(ensure_ascii=False)
+
 
 @dataclass
 class Candidate:
@@ -166,8 +168,8 @@ class Ingest:
             given = record.value.get("id")
             row_id = given if isinstance(given, str) else "" if given is None else str(given)[:80]
             example = self.formats.read(record.value)
-            messages = json.dumps(example.messages, ensure_ascii=False) if example.messages else ""
-            tools = json.dumps(example.tools, ensure_ascii=False) if example.tools else ""
+            messages = _TEXT_JSON.encode(example.messages) if example.messages else ""
+            tools = _TEXT_JSON.encode(example.tools) if example.tools else ""
             key = example_id(example.messages, example.tools, example.text)
             near = NearText.of(example.question(), example.answer())
             return Candidate(record, example, messages, tools, key, near)
@@ -182,7 +184,9 @@ class Ingest:
     def _row(self, split: str, item: Candidate, bands: list[int] | None) -> Row:
         """Check a row against what was seen, tokenise it, note it. Raises `Refused`."""
         key, where = b"E" + bytes.fromhex(item.example_id), place(item.record, item.example.row_id)
-        content, question = keys_of(item.near.question, item.near.answer)
+        content, question = (
+            keys_of(item.near.question, item.near.answer) if self._splits or split != "pool" else (b"", None)
+        )
         self._check_leak(split, item, content, question)
         found = self._seen.find(key)
         if found is not None:

@@ -10,7 +10,9 @@ Sources: Broder 1997 (resemblance, MinHash); Leskovec, Rajaraman & Ullman, Minin
 
 from __future__ import annotations
 
+import heapq
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -51,7 +53,7 @@ class NearText(NamedTuple):
         if len(answer) >= NGRAM_WORDS:
             return _grams_of(self.answer)
         salt = np.uint64(xxhash.xxh3_64_intdigest(" ".join(answer).encode()))
-        return np.sort(_grams_of(self.question) ^ salt)
+        return np.sort(np.bitwise_xor(_grams_of(self.question), salt))
 
 
 @lru_cache(maxsize=128)
@@ -142,10 +144,7 @@ class NearIndex:
         self._db.execute("CREATE TABLE item (number INTEGER PRIMARY KEY, key TEXT, question TEXT, answer TEXT)")
         self._db.execute("BEGIN")
         marks = ",".join("?" * self.bands)
-        self._candidates = (
-            f"SELECT number FROM band WHERE hash IN ({marks}) GROUP BY number "  # noqa: S608 - only question marks
-            f"ORDER BY count(*) DESC, number LIMIT {MOST_CANDIDATES}"
-        )
+        self._sharing = f"SELECT number FROM band WHERE hash IN ({marks})"  # noqa: S608 - only question marks
         self._count = 0
 
     def hashes(self, texts: Sequence[NearText]) -> list[list[int] | None]:
@@ -160,7 +159,8 @@ class NearIndex:
     def find(self, text: NearText, hashes: list[int]) -> tuple[str, float] | None:
         """Return (key, similarity) of the most similar kept example at or above the threshold, else None."""
         best: tuple[str, float] | None = None
-        for (number,) in self._db.execute(self._candidates, hashes).fetchall():
+        shared = Counter(number for (number,) in self._db.execute(self._sharing, hashes))
+        for number in heapq.nsmallest(MOST_CANDIDATES, shared, key=lambda number: (-shared[number], number)):
             key, question, answer = self._db.execute(
                 "SELECT key, question, answer FROM item WHERE number = ?", (number,)
             ).fetchone()

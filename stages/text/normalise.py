@@ -15,6 +15,7 @@ from typing import Any
 
 ID_BYTES = 16
 Message = Mapping[str, Any]
+_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
 def stored_form(text: str) -> str:
@@ -41,8 +42,7 @@ def words(text: str) -> list[str]:
 
 
 def _digest(value: Any) -> bytes:
-    plain = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(plain.encode()).digest()[:ID_BYTES]
+    return hashlib.sha256(_ENCODER.encode(value).encode()).digest()[:ID_BYTES]
 
 
 def _form(value: Any, form: Any) -> Any:

@@ -253,7 +253,7 @@ SLICES: dict[str, tuple[str, ...]] = {
     "score": ("seed", "score"),
     "select": ("seed", "select"),
     "train": ("seed", "train", "govern"),
-    "govern": ("budget", "govern", "train"),
+    "govern": ("budget", "begin", "govern", "train"),
     "evaluate": ("seed", "evaluate"),
     "judge": ("judge",),
     "promote": ("promote",),

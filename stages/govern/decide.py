@@ -2,17 +2,20 @@
 
 What may still be spent is the budget minus the ledger, minus a share kept for the final evaluation; limits in tokens,
 seconds or money are turned into FLOPs at the rate at which training has spent them so far, so that one number is
-compared. Each remaining round gets an equal share.
+compared. Each remaining round gets an equal share, and there are no more rounds than affordable ones. Before the first
+scoring its cost is taken to be that of one training pass over the pool, as the warm-up's share of it tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from data_contracts.config import BudgetConfig, GovernConfig
+from data_contracts.config import BeginConfig, BudgetConfig, GovernConfig
 from data_contracts.cost import STOCKS, Budget, Cost
 from data_contracts.direction import direction_of
 from data_contracts.errors import ArtifactError
@@ -34,6 +37,8 @@ class Settings(Protocol):
     @property
     def budget(self) -> BudgetConfig: ...
     @property
+    def begin(self) -> BeginConfig: ...
+    @property
     def govern(self) -> GovernConfig: ...
 
 
@@ -43,7 +48,7 @@ def decide(
     """Return the decision after the latest of `curves`, and one row a segment for people.
 
     Args:
-        settings: the sections `budget` and `govern`.
+        settings: the sections `budget`, `begin` and `govern`.
         curves, checkpoints: one a segment, the warm-up first.
         previous: the decision that led to the latest segment; None after the warm-up.
         spent: everything that the inputs descend from.
@@ -64,16 +69,13 @@ def decide(
     remaining = budget.minus(spent.total)
     spendable = _spendable(budget, remaining, spent, govern.evaluation_share)
     rounds_left = max(0, govern.rounds - round_)
+    seen = State.from_curves(curves, metric=govern.metric, direction=direction, actions=actions)
+    least = _least_segment(seen)
+    if spendable is not None:
+        rounds_left = min(rounds_left, spendable // least)
     choosing = _mean_choosing(spent, actions)
     share = None if spendable is None else spendable // max(1, rounds_left)
-    state = State.from_curves(
-        curves,
-        metric=govern.metric,
-        direction=direction,
-        actions=actions,
-        horizon=share,
-        reselect_flops=choosing,
-    )
+    state = replace(seen, horizon=share, reselect_flops=choosing)
     choice = _choose(govern, state, remaining.model_copy(update={"flops": spendable}), round_, rounds_left)
     numbers: dict[str, Number] = {
         **choice.numbers,
@@ -81,10 +83,13 @@ def decide(
         "spendable_flops": spendable,
         "rounds": govern.rounds,
         "rounds_left": rounds_left,
+        "least_segment_flops": least,
         **{f"segment_{i}_action": action for i, action in enumerate(actions)},
     }
     if choice.action == "reselect" and spendable is not None:
-        share = max(0, spendable - (choosing or 0)) // max(1, rounds_left)
+        expected = round(seen.segment_flops(0) / settings.begin.fraction) if choosing is None else choosing
+        numbers["choosing_expected_flops"] = expected
+        share = max(least, (spendable - min(expected, spendable // 2)) // rounds_left)
     best = state.best
     decision = Decision(
         action=choice.action,
@@ -107,12 +112,25 @@ def _choose(govern: GovernConfig, state: State, remaining: Budget, round_: int, 
     """Ask the policy for one of the actions that the number of rounds leaves open."""
     policy = resolve(Policy, govern.policy, "govern.policy")
     if rounds_left == 0:
-        reason = f"all {govern.rounds} round(s) are used"
+        used = round_ >= govern.rounds
+        short = "the budget is used up: less is left than a step and its evaluation cost"
+        reason = f"all {govern.rounds} round(s) are used" if used else short
         return Choice(action="stop", reason=reason, numbers=evidence(state))
     if rounds_left == 1 and round_ > 0:
         choice = policy.decide(state, remaining, frozenset({"anneal", "stop"}))
-        return choice.model_copy(update={"reason": f"last of {govern.rounds} rounds: {choice.reason}"})
+        return choice.model_copy(update={"reason": f"the last round that fits: {choice.reason}"})
     return policy.decide(state, remaining, BETWEEN)
+
+
+def _least_segment(state: State) -> int:
+    """Return twice the FLOPs of the dearest step seen, its evaluation included: less than that is no segment."""
+    points = state.points
+    steps = [
+        after.flops - before.flops
+        for before, after in pairwise(points)
+        if before.segment == after.segment == state.last_segment
+    ]
+    return max(1, 2 * max(steps, default=state.segment_flops(state.last_segment)))
 
 
 def _actions(previous: Decision | None) -> tuple[str, ...]:

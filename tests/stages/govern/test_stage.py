@@ -70,7 +70,8 @@ GOOD = segment([3.0, 2.6, 2.3, 2.1], start=20)
 def test_the_first_decision_plans_and_chooses_and_shares_the_budget(tmp_path):
     decision, _ = govern(tmp_path, [WARMUP])
     assert (decision.action, decision.round, decision.replans) == ("reselect", 0, True)
-    assert decision.segment_flops == (98 - 5) * FLOPS // 3  # 100 − 2 spent − 5 % kept for evaluation, 3 rounds
+    # 100 − 2 spent − 5 % kept for evaluation − one pass over a pool of which the warm-up's 2 were 5 %; 3 rounds
+    assert decision.segment_flops == (98 - 5 - 40) * FLOPS // 3
     assert decision.remaining.flops == 98 * FLOPS
     assert (decision.best.run, decision.best_step, decision.best_loss) == ("run0", 20, 3.5)
 
@@ -94,7 +95,7 @@ def test_the_last_round_anneals_and_then_the_run_stops(tmp_path):
     spent = ledger(warm_up=2 * FLOPS, score=FLOPS, train=4 * FLOPS)
     second, _ = govern(tmp_path / "b", [WARMUP, GOOD], first, spent, rounds=2)
     assert second.action == "anneal"
-    assert "last of 2 rounds" in second.reason
+    assert "last round" in second.reason
     end = segment([2.0, 1.9], phase="decay", start=60)
     third, _ = govern(tmp_path / "c", [WARMUP, GOOD, end], second, spent, rounds=2)
     assert third.stops
@@ -123,6 +124,33 @@ def test_a_budget_that_the_warm_up_used_up_stops_with_the_reason(tmp_path):
     assert decision.stops
     assert "budget is used up" in decision.reason
     assert not decision.replans
+
+
+def test_no_round_is_promised_that_the_budget_cannot_pay(tmp_path):
+    first, _ = govern(tmp_path / "a", [WARMUP], evaluation_share=0.0, rounds=9)
+    # a step with its evaluation costs 1, a segment at least 2; 5 are left: two rounds, not eight
+    decision, _ = govern(
+        tmp_path / "b",
+        [WARMUP, GOOD],
+        first,
+        ledger(warm_up=2 * FLOPS, train=4 * FLOPS),
+        budget={"flops": 11 * FLOPS},
+        evaluation_share=0.0,
+        rounds=9,
+    )
+    assert decision.numbers["rounds_left"] == 2
+    assert not decision.stops
+    last, _ = govern(
+        tmp_path / "c",
+        [WARMUP, GOOD],
+        first,
+        ledger(warm_up=2 * FLOPS, train=4 * FLOPS),
+        budget={"flops": 7 * FLOPS},
+        evaluation_share=0.0,
+        rounds=9,
+    )
+    assert last.stops
+    assert "less is left than a step" in last.reason
 
 
 def test_token_and_time_limits_become_flops_at_the_rate_of_training(tmp_path):

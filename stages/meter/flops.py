@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils.flop_counter import FlopCounterMode, mm_flop, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from data_contracts.errors import ModelError
 
@@ -39,10 +39,14 @@ def _sdpa_backward(
     return int(sdpa_backward_flop_count(grad, query, key, value))
 
 
+def _int_mm(one: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * one[0] * one[1] * other[1]
+
+
 FORMULAS: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _sdpa,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _sdpa_backward,
-    torch.ops.aten._int_mm: mm_flop,
+    torch.ops.aten._int_mm: _int_mm,
 }
 """Operators that torch 2.13 runs but does not count: packets to formulas over shapes."""
 
@@ -227,12 +231,12 @@ def _recomputes(model: Any) -> bool:
 
 @contextmanager
 def _as_in_training(model: Any, train: bool) -> Iterator[None]:
-    """Put a checkpointing model in training mode (transformers recomputes in that mode alone), and back."""
+    """Put the model in training mode and back, the generators too: dropout and recomputation run in that mode alone."""
     was = model.training
     fake = isinstance(next(iter(model.parameters())), FakeTensor)
-    model.train(train and _recomputes(model))
+    model.train(train)
     try:
-        with plain_positions() if fake else nullcontext():
+        with torch.random.fork_rng(), plain_positions() if fake else nullcontext():
             yield
     finally:
         model.train(was)

@@ -1,0 +1,107 @@
+"""FLOPs: against hand-derived closed forms, and against direct counts at other shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from data_contracts.errors import ModelError
+from stages.meter.flops import FlopCounter, FlopModel
+from stages.model.batch import collate
+from stages.model.loss import document_losses
+from tests.stages.model.conftest import rows_of
+
+H, F, L, V, HEADS, KV = 32, 80, 3, 120, 4, 2
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=V, hidden_size=H, intermediate_size=F, num_hidden_layers=L, num_attention_heads=HEADS,
+            num_key_value_heads=KV, tie_word_embeddings=True, use_cache=False,
+        )
+    )  # fmt: skip
+
+
+LINEAR = L * (2 * H * H + 2 * H * (H * KV // HEADS) + 3 * H * F)
+"""Weights of linear layers a token goes through: q, o; k, v (grouped); gate, up, down."""
+
+
+@pytest.mark.parametrize(("rows", "tokens", "answers"), [(1, 8, 3), (3, 17, 20), (5, 100, 499)])
+def test_full_training_costs_what_the_closed_form_says(rows: int, tokens: int, answers: int) -> None:
+    found = FlopModel.trace(llama(), train=True)
+    attention = L * 4 * tokens**2 * H  # scores and values, two operations a multiply-add
+    forward = rows * (2 * LINEAR * tokens + attention) + answers * 2 * H * V
+    assert found.forward(rows, tokens, answers) == forward
+    # backward: twice the matmuls; attention five products of which forward did two, one of them again
+    backward = rows * (4 * LINEAR * tokens + attention * 5 // 2) + answers * 4 * H * V
+    assert found.train(rows, tokens, answers) == forward + backward
+
+
+@pytest.mark.parametrize("kind", ["full", "lora", "recomputed", "gpt2"])
+def test_the_prediction_equals_a_direct_count_of_the_real_loss(kind: str) -> None:
+    model: Any = llama()
+    if kind == "gpt2":
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_embd=H, n_head=HEADS, n_layer=2, n_positions=128))
+    if kind == "lora":
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"))
+    if kind == "recomputed":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    found = FlopModel.trace(model, train=True)
+    for lengths in ((33, 33), (7, 60, 12), (90,)):
+        batch = collate(rows_of(*lengths, vocabulary=V))
+        answers = len(batch.answers.label_N)
+        for chunk in (None, 4):
+            with FlopCounter() as counter:
+                sums, _ = document_losses(model, batch, chunk_tokens=chunk)
+                forward = counter.total
+                sums.sum().backward()
+            assert found.forward(*batch.shape, answers) == forward
+            assert found.train(*batch.shape, answers, chunked=chunk is not None) == counter.total
+
+
+def test_lora_saves_the_weight_gradients_of_frozen_layers() -> None:
+    model = get_peft_model(llama(), LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    lora, full = FlopModel.trace(model, train=True), FlopModel.trace(llama(), train=True)
+    assert lora.forward(2, 50) > full.forward(2, 50)
+    assert lora.train(2, 50) - lora.forward(2, 50) < full.train(2, 50) - full.forward(2, 50)
+
+
+def test_recomputation_costs_at_most_another_forward_pass() -> None:
+    model = llama()
+    plain = FlopModel.trace(model, train=True).train(2, 50)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    again = FlopModel.trace(model, train=True)
+    assert plain < again.train(2, 50) <= plain + again.forward(2, 50, 0)
+    assert model.training  # as it was
+
+
+def test_the_int8_product_is_counted_and_an_unknown_product_is_an_error() -> None:
+    a, b = torch.ones(32, 64, dtype=torch.int8), torch.ones(64, 48, dtype=torch.int8)
+    with FlopCounter() as counter:
+        torch._int_mm(a, b)
+    assert counter.total == 2 * 32 * 64 * 48
+    with pytest.raises(ModelError, match="mv"), FlopCounter():
+        torch.mv(torch.ones(3, 8), torch.ones(8))
+
+
+def test_a_model_traced_forward_only_has_no_price_for_training() -> None:
+    found = FlopModel.trace(llama(), train=False)
+    assert found.forward(1, 10) == FlopModel.trace(llama(), train=True).forward(1, 10)
+    with pytest.raises(ModelError, match="train=True"):
+        found.train(1, 10)
+
+
+def test_depth_is_exactly_linear() -> None:
+    traced = []
+    for layers in (1, 2, 7):
+        config = llama().config
+        config.num_hidden_layers = layers
+        traced.append(FlopModel.trace(LlamaForCausalLM(config), train=True))
+    assert traced[0].deepened(traced[1], 6) == traced[2]

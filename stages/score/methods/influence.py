@@ -1,17 +1,18 @@
 """Influence: how far one training step on an example lowers the target's loss, for the price of training on it once.
 
-The score of example i for target group j is ⟨gᵢ, D Ḡⱼ⟩: gᵢ the gradient of the example's mean answer-token loss, Ḡⱼ the
-mean of the same over the group's examples, D = 1/(√v̂ + ε) from the checkpoint's Adam moments. Nothing is projected or
-stored: D Ḡⱼ is fixed, and each example's product with it is read in one batched forward and backward pass.
-Source: Xia et al. 2024 (LESS), with the preconditioner moved to the target, where it is exact; no cosine is taken, so
-long answers, whose mean gradients are smaller, score nearer to zero (the stage reports the correlation with length).
+The score of example i for target group j is ⟨gᵢ, D Ḡⱼ⟩: gᵢ the gradient of what one visit of the example adds to a
+step's loss, Ḡⱼ the mean over the group of each example's mean answer-token gradient, D = 1/(√v̂ + ε) from the
+checkpoint's Adam moments. Nothing is projected or stored: D Ḡⱼ is fixed, and each example's product with it is read in
+one batched forward and backward pass. Source: Xia et al. 2024 (LESS), the preconditioner moved to the target, where it
+is exact. LESS divides gᵢ by its tokens and norm; training here weighs each answer token alike, so a visit adds the sum.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from data_contracts.errors import InputError
 from stages.score.scorer import Block, Given, Scorer
@@ -26,6 +27,12 @@ class Influence(Scorer):
     reads = frozenset({"tokens", "model", "moments"})
     passes = "train"
     grouped = True
+
+    per: Literal["visit", "token"] = Field(
+        "visit",
+        description="What the score is worth: one visit of the example (for quotas of rows), or each of its answer "
+        "tokens (for quotas of tokens; short answers rank higher).",
+    )
 
     def prepare(self, given: Given) -> InnerProducts:
         """Compute each group's preconditioned mean gradient and open the taps.
@@ -56,12 +63,15 @@ class Influence(Scorer):
 
     def score(self, block: Block, state: InnerProducts) -> np.ndarray:
         """Return score_BJ; NaN where nothing is predicted."""
+        import torch
+
         before = state.extra_flops
         found = state.of(block.tokens)
         block.meter.add(state.extra_flops - before)
         block.note_losses(found.loss_sum_D, found.answer_tokens_D)
         tokens_D1 = found.answer_tokens_D[:, None].double()
-        score_DJ = found.product_DJ / tokens_D1.masked_fill(tokens_D1 == 0, float("nan"))
+        unit_D1 = tokens_D1 if self.per == "token" else torch.ones_like(tokens_D1)
+        score_DJ = found.product_DJ / unit_D1.masked_fill(tokens_D1 == 0, float("nan"))
         return np.asarray(score_DJ.float().cpu())
 
 

@@ -15,7 +15,7 @@ from tests.stages.gradients.test_inner_product import explicit_gradient
 from tests.stages.score.setting import Setting, make_setting, odd_row, tokens_of
 
 
-def explicit_influence(setting: Setting, groups: list[list[int]]) -> np.ndarray:
+def explicit_influence(setting: Setting, groups: list[list[int]], per: str = "visit") -> np.ndarray:
     """Return score_NJ in float64, one example at a time."""
     trained = load_checkpoint(setting.inputs["checkpoint"].folder, setting.pin, dtype=torch.float64)
     pool, target = rows_of(24, seed=1), rows_of(6, seed=2)
@@ -27,14 +27,16 @@ def explicit_influence(setting: Setting, groups: list[list[int]]) -> np.ndarray:
             mean = sum(goal[item][0][name] / goal[item][2] for item in members) / len(members)
             root = torch.sqrt(trained.moments[name][1].double() / (1 - 0.999**4)) + 1e-8
             for row, (gradient, _, tokens) in enumerate(own):
-                result[row, column] += float((gradient[name] / tokens * mean / root).sum())
+                unit = tokens if per == "token" else 1
+                result[row, column] += float((gradient[name] / unit * mean / root).sum())
     return result
 
 
-def test_influence_of_a_checkpoint_equals_the_explicit_product(tmp_path: Path) -> None:
+@pytest.mark.parametrize("per", ["visit", "token"])
+def test_influence_of_a_checkpoint_equals_the_explicit_product(tmp_path: Path, per: str) -> None:
     setting = make_setting(tmp_path, checkpoint=True)
-    found = setting.scores(scorer={"method": "influence"}, batch_tokens=64)
-    expected = explicit_influence(setting, [list(range(6))])[:, 0]
+    found = setting.scores(scorer={"method": "influence", "per": per}, batch_tokens=64)
+    expected = explicit_influence(setting, [list(range(6))], per)[:, 0]
     scores = np.array([row["score"] for row in found.values()])
     assert list(found) == sorted(found)
     np.testing.assert_allclose(scores, expected, atol=2e-4 * np.abs(expected).max())
@@ -68,16 +70,16 @@ def test_a_step_on_the_best_example_lowers_the_target_loss_most(tmp_path: Path) 
     def target_loss_after(example_id: str | None) -> float:
         trained = load_checkpoint(setting.inputs["checkpoint"].folder, setting.pin, dtype=torch.float64)
         if example_id is not None:
-            gradient, _, tokens = explicit_gradient(trained.model, pool[example_id])
+            gradient, _, _ = explicit_gradient(trained.model, pool[example_id])
             with torch.no_grad():
                 for name, parameter in trained.model.named_parameters():
                     root = torch.sqrt(trained.moments[name][1].double() / (1 - 0.999**4)) + 1e-8
-                    parameter.sub_(1e-6 * gradient[name] / tokens / root)
+                    parameter.sub_(1e-7 * gradient[name] / root)
         return sum(loss / n for _, loss, n in (explicit_gradient(trained.model, row) for row in rows_of(6, seed=2)))
 
     before = target_loss_after(None)
     assert target_loss_after(order[-1]) < before
-    assert target_loss_after(order[0]) - before == pytest.approx(-6e-6 * found[order[0]]["score"], rel=0.02)
+    assert target_loss_after(order[0]) - before == pytest.approx(-6e-7 * found[order[0]]["score"], rel=0.02)
 
 
 def test_without_a_checkpoint_gradients_are_compared_as_they_are_and_it_says_so(tmp_path: Path) -> None:

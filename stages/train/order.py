@@ -128,7 +128,9 @@ def lay_out(lengths: Sequence[int], micro_batch: int, *, row_tokens: int | None 
     Worker r takes micro-batches r, r + ranks, r + 2 ranks, …: neighbours in length, so that they wait little.
     """
     if row_tokens is None:
-        rows = [(place,) for place in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))]
+        rows: list[tuple[int, ...]] = [
+            (place,) for place in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
+        ]
     else:
         documents = [Row("", np.zeros(length, np.int32), np.zeros(length, bool)) for length in lengths]
         rows = [tuple(group) for group in pack(documents, max(row_tokens, *lengths))]

@@ -33,7 +33,7 @@ def ask(
     Args:
         settings: the policy's method mapping.
         rows: curve rows of this segment so far; the last one holds a validation loss.
-        start: a row for the evaluation that the segment started from, where known.
+        start: step, loss and se of the evaluation that the segment started from, where known.
         remaining: budget at the segment's start.
         spent: by this segment so far.
         rest_flops: of the segment's steps to come.
@@ -42,7 +42,10 @@ def ask(
     """
     if annealing:
         return Choice(action="continue", reason="the decay has begun")
-    known = [start, *rows] if start is not None else list(rows)
+    known = list(rows)
+    if start is not None and (not rows or rows[0]["step"] > start["step"]):
+        before = {"step": start["step"], "flops": 0, "tokens": 0}
+        known.insert(0, before | {"validation_loss": start["loss"], "validation_se": start["se"]})
     state = State.from_rows([known], metric=metric, direction=direction, horizon=rest_flops)
     policy = resolve(Policy, settings, "govern.policy")
     return policy.decide(state, remaining.minus(spent), INSIDE)

@@ -17,8 +17,9 @@ from data_contracts.cost import Cost
 from data_contracts.errors import ModelError
 from data_contracts.records import Summary, Table
 from stages.stage import Work
+from stages.train.best import Best
 from stages.train.job import Job
-from stages.train.loop import BEST, RESULT, ROWS
+from stages.train.loop import RESULT, ROWS
 from stages.train.rows import TIMING, read_chunks
 from stages.workers.train import run_workers
 
@@ -66,7 +67,7 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
                 writer.extend(chunk)
     timing = pa.concat_tables(list(read_chunks(job.home / ROWS, result["chunks"], "timing")))
     write_table(work.measured("curve", "timing.arrow"), TIMING, timing)
-    _put_checkpoint(job.home / BEST / str(at["best"]["step"]), work.path("checkpoint"), result["run_step"])
+    _put_checkpoint(Best(job.home, job.pin).folder(at["best"]["step"]), work.path("checkpoint"), result["run_step"])
     costs = _costs(job, at, timing)
     for cause, cost in costs.items():
         work.charge(cause, cost)

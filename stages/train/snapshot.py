@@ -52,8 +52,8 @@ class Snapshot:
             torch.set_rng_state(stored.get_tensor(f"rng.cpu.{group.rank}"))
             if torch.device(group.device).type == "cuda":
                 torch.cuda.set_rng_state(stored.get_tensor(f"rng.cuda.{group.rank}"), group.device)
-        if self.state["updates"]:
-            load_moments(optimizer, model, moments, int(self.state["updates"]))
+        if updates := int(self.state["position"]["updates"]):
+            load_moments(optimizer, model, moments, updates)
 
 
 class Snapshots:
@@ -111,7 +111,7 @@ class Snapshots:
         found = set()
         for folder in self._complete():
             try:
-                best = json.loads((folder / STATE).read_text(encoding="utf-8"))["best"]
+                best = json.loads((folder / STATE).read_text(encoding="utf-8"))["position"]["best"]
             except (OSError, ValueError, KeyError):
                 continue  # `latest` passes over it too
             if best:

@@ -46,6 +46,7 @@ def prepare(job: Job, device: str) -> Start:
     settings = {"method": type(technique).name(), **technique.model_dump(mode="json")}
     torch.manual_seed(job.torch_seed)
     moments, trainer = None, dict[str, Any]()
+    model: Any
     if job.places.checkpoint is None:
         model = technique.wrap(load_model(job.pin, device=device))
     else:

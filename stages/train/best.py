@@ -1,0 +1,44 @@
+"""The best checkpoint so far, on disk: the weights and moments of the evaluation with the lowest finite loss.
+
+It is written when an evaluation is the best, as the checkpoint it may become; the one before is kept until no snapshot
+refers to it any more, so that a resumed segment finds whichever it needs. For rank 0.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from data_contracts.records import ModelPin
+from stages.model.checkpoint import save_checkpoint
+from stages.technique.step import moments_of
+
+BEST = "best"
+
+
+class Best:
+    """The best checkpoints under `home`, by step of the run."""
+
+    def __init__(self, home: Path, pin: ModelPin) -> None:
+        self._home, self._pin = home / BEST, pin
+
+    def write(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, trainer: dict[str, Any]) -> None:
+        """Write the checkpoint of `step`, in place of one that a life before this left."""
+        shutil.rmtree(self.folder(step), ignore_errors=True)
+        save_checkpoint(self.folder(step), model, self._pin, moments_of(optimizer, model), trainer)
+
+    def folder(self, step: int) -> Path:
+        """Return the folder of the checkpoint of `step`."""
+        return self._home / str(step)
+
+    def keep(self, steps: Iterable[int]) -> None:
+        """Remove every checkpoint but those of `steps`."""
+        kept = set(steps)
+        for folder in self._home.glob("[0-9]*"):
+            if int(folder.name) not in kept:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,51 @@
+"""Where a segment stands: all of its state besides tensors and rows, as plain data for snapshots and the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from stages.technique.noise import NoiseScale
+from stages.train.validate import Loss
+
+
+@dataclass
+class Position:
+    """Counters of one segment.
+
+    Attributes:
+        steps: planned steps; fewer once the policy ends the segment or begins its decay.
+        schedule, noise: states of the schedule and of the noise scale.
+        step: steps made.
+        updates: of Adam, those before this segment included.
+        tokens, flops: of training; eval_tokens, eval_flops: of evaluations.
+        evaluated: evaluations made.
+        skipped: steps of the run that were not finite and so not applied.
+        best: the evaluation with the lowest finite loss: step of the run, loss, se.
+        before: the evaluation that the segment started from, where known.
+        ended: why the policy changed the segment; "" where it did not.
+    """
+
+    steps: int
+    schedule: dict[str, Any]
+    noise: dict[str, float] = field(default_factory=lambda: NoiseScale().state())
+    step: int = 0
+    updates: int = 0
+    tokens: int = 0
+    flops: int = 0
+    eval_flops: int = 0
+    eval_tokens: int = 0
+    evaluated: int = 0
+    skipped: list[int] = field(default_factory=list)
+    best: dict[str, Any] | None = None
+    before: dict[str, Any] | None = None
+    ended: str = ""
+
+    def improves(self, loss: Loss) -> bool:
+        """Return whether `loss` is finite and below the best so far; a loss that is not finite never is."""
+        return loss.finite and (self.best is None or loss.mean < self.best["loss"])
+
+
+def stated(step: int, loss: Loss) -> dict[str, Any]:
+    """Return an evaluation as plain data."""
+    return {"step": step, "loss": loss.mean, "se": loss.se}

@@ -1,0 +1,96 @@
+"""What each step and evaluation writes: a curve row, one row a visit, a timing row. For rank 0."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from stages.meter.memory import peak_bytes
+from stages.technique.step import StepResult
+from stages.train.examples import Examples
+from stages.train.order import MicroBatch
+from stages.train.position import Position
+from stages.train.rows import Rows
+from stages.train.validate import Loss
+from stages.workers.group import Group
+
+
+def visits_of(window: np.ndarray, mine: list[MicroBatch], result: StepResult, group: Group) -> torch.Tensor:
+    """Return (loss sum, answer tokens) of each place of the window over all ranks, float64, shape (2, places)."""
+    found = torch.zeros(2, len(window), dtype=torch.float64)
+    places = [place for micro in mine for place in micro.places]
+    found[0, places] = result.document_loss_D.double().cpu()
+    found[1, places] = result.document_tokens_D.double().cpu()
+    placed = found.to(group.device)
+    group.sum_([placed])
+    return placed.cpu()
+
+
+class Telemetry:
+    """Writes a segment's rows.
+
+    Args:
+        rows: where they gather.
+        start: steps of the run before this segment.
+        at: the segment's position, read as it stands.
+    """
+
+    def __init__(self, rows: Rows, start: int, at: Position) -> None:
+        self.rows, self._start, self._at = rows, start, at
+
+    @property
+    def run_step(self) -> int:
+        """Steps of the run so far."""
+        return self._start + self._at.step
+
+    def visits(self, window: np.ndarray, examples: Examples, found: torch.Tensor) -> None:
+        """Write one row a visit; a row without a predicted answer token has no loss and is left out."""
+        for place, (loss, count) in enumerate(found.T.tolist()):
+            if count:
+                self.rows.add(
+                    "example_losses",
+                    {
+                        "step": self.run_step,
+                        "position": place,
+                        "example_id": examples.row(int(window[place])).example_id,
+                        "loss_sum": loss,
+                        "answer_tokens": int(count),
+                    },
+                )
+
+    def curve(
+        self,
+        result: StepResult | None,
+        loss: Loss | None,
+        *,
+        phase: str,
+        rate: float,
+        epoch: float,
+        noise: float | None,
+    ) -> None:
+        """Write the row of a step, or (without `result`) of an evaluation before the first."""
+        at = self._at
+        self.rows.add(
+            "curve",
+            {
+                "step": self.run_step,
+                "phase": phase,
+                "epoch": epoch,
+                "tokens": at.tokens,
+                "flops": at.flops + at.eval_flops,
+                "train_loss": result.loss if result else None,
+                "validation_loss": loss.mean if loss else None,
+                "validation_se": loss.se if loss else None,
+                "gradient_norm": result.gradient_norm if result else None,
+                "gradient_noise": noise if result and result.norms else None,
+                "learning_rate": rate,
+            },
+        )
+
+    def timing(self, what: str, began: float, tokens: int) -> None:
+        """Write how long a step or an evaluation took since `began` (of the performance counter)."""
+        row: dict[str, Any] = {"step": self.run_step, "what": what, "seconds": time.perf_counter() - began}
+        self.rows.add("timing", {**row, "tokens": tokens, "peak_bytes": peak_bytes()})

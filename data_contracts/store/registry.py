@@ -66,6 +66,17 @@ class ModelRegistry:
         found = self._alias(model, alias)
         return _version(found) if found is not None else None
 
+    def replaced(self, model: str, alias: str) -> Ref | None:
+        """Return the checkpoint that `alias` named before its last move, None where it named nothing or never moved."""
+        log = self._coordination.shard("registry")
+        params, key = self._tracking.params(log), _key(model, alias)
+        moves = [text for number in range(1, len(params) + 1) if (text := params.get(f"{key}.move.{number}"))]
+        if not moves:
+            return None
+        before = Move.model_validate_json(moves[-1]).before
+        earlier = [Move.model_validate_json(text).to for text in moves[:-1]]
+        return next((ref for ref in reversed(earlier) if ref.digest == before), None)
+
     def _alias(self, model: str, alias: str) -> Any:
         try:
             return self._tracking.do(lambda client: client.get_model_version_by_alias(model, alias))
@@ -156,6 +167,10 @@ class ModelRegistry:
             )
         )
         return Version(version=int(made.version), checkpoint=ref)
+
+
+def _key(model: str, alias: str) -> str:
+    return hashlib.sha256(f"{model}\0{alias}".encode()).hexdigest()
 
 
 def _version(found: Any) -> Version:

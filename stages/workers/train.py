@@ -8,13 +8,14 @@ that dies as `TransientError`: running again goes on from the files.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
 import threading
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -67,7 +68,7 @@ def run_workers(
 
 def _function(entry: str) -> Callable[[dict[str, Any], Group, Channel], None]:
     module, _, name = entry.partition(":")
-    return getattr(import_module(module), name)  # type: ignore[no-any-return]
+    return getattr(import_module(module), name)
 
 
 class _Here:
@@ -125,7 +126,6 @@ def _fit(entry: str, job: Mapping[str, Any], workers: int, device: str, folder: 
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     storage = folder / "ray_train"
-    cpus = max(1, int(ray.cluster_resources().get("CPU", 1)) // workers) if device == "cpu" else 1
     trainer = TorchTrainer(
         _rank_main,
         train_loop_config={"entry": entry, "job": dict(job), "device": device, "folder": str(folder)},
@@ -133,7 +133,7 @@ def _fit(entry: str, job: Mapping[str, Any], workers: int, device: str, folder: 
         scaling_config=ScalingConfig(
             num_workers=workers,
             use_gpu=device == "cuda",
-            resources_per_worker={"CPU": min(cpus, 1) if workers > 1 else cpus},
+            resources_per_worker={"CPU": _cpus_a_rank(ray.nodes(), workers)},
         ),
         run_config=RunConfig(
             name=f"segment-{uuid.uuid4().hex}",  # a finished run name would return its old result
@@ -149,13 +149,20 @@ def _fit(entry: str, job: Mapping[str, Any], workers: int, device: str, folder: 
         shutil.rmtree(storage, ignore_errors=True)
 
 
+def _cpus_a_rank(nodes: Sequence[Mapping[str, Any]], workers: int) -> int:
+    """Return the CPUs that every rank can have wherever it is put, at least 1; torch uses as many threads."""
+    cpus = [int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]]
+    useful = [count for count in cpus if count > 0]
+    return max(1, min(useful) // math.ceil(workers / len(useful))) if useful else 1
+
+
 def _failure(folder: Path, error: Exception) -> Exception:
     """Return the error that a rank wrote down, else that it was lost."""
     if (folder / FAILURE).is_file():
         told = json.loads((folder / FAILURE).read_text(encoding="utf-8"))
         kind = getattr(errors, told["kind"], None) if told["kind"] else None
         if kind is not None:
-            return kind(*told["parts"])  # type: ignore[no-any-return]
+            return kind(*told["parts"])
         if "DistBackendError" not in told["parts"][0] and "Connection" not in told["parts"][0]:
             return RuntimeError(f"a training worker failed:\n{told['parts'][0]}")
     return TransientError(
@@ -182,7 +189,7 @@ def _cluster(workers: int, device: str, folder: Path) -> Iterator[None]:
             ray.init(address=address, log_to_driver=False)
         else:
             ray.init(
-                num_cpus=max(workers + 1, os.cpu_count() or 1),  # the controller needs a slot of its own
+                num_cpus=max(workers, os.cpu_count() or 1),  # ranks may share a core; the controller takes none
                 include_dashboard=False,
                 log_to_driver=False,
                 _temp_dir=str(root),

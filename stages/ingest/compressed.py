@@ -20,6 +20,8 @@ import zstandard
 CORRUPT = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
 _BUFFER_BYTES = 1 << 18
+_ZSTD_BYTES = 1 << 12
+"""Packed bytes unpacked at once: a block of 4 bytes may hold 128 KiB, so the worst of them is 128 MiB."""
 Advance = Callable[[int], None]
 
 
@@ -43,6 +45,39 @@ class _Counted(io.RawIOBase):
         super().close()
 
 
+class _Zstandard(io.RawIOBase):
+    """Unpacked zstandard frames, one after another; unlike the library's own reader it tells a file that breaks off."""
+
+    def __init__(self, raw: io.BufferedReader) -> None:
+        self._raw = raw
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._begun = False
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while not self._ready:
+            packed = (self._frame.unused_data if self._frame.eof else b"") or self._raw.read(_ZSTD_BYTES)
+            if not packed:
+                if self._begun and not self._frame.eof:
+                    raise EOFError("the zstandard stream ends before its end mark")
+                return 0
+            if self._frame.eof:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._begun = True
+            self._ready = memoryview(self._frame.decompress(packed))
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
 def open_bytes(path: Path, advance: Advance) -> BinaryIO:
     """Return the unpacked bytes of `path` as a buffered stream; `advance` is told the packed bytes as they are read."""
     with path.open("rb") as file:
@@ -51,7 +86,7 @@ def open_bytes(path: Path, advance: Advance) -> BinaryIO:
     if magic[:2] == b"\x1f\x8b":
         stream: object = gzip.GzipFile(fileobj=raw)
     elif magic[:4] == b"\x28\xb5\x2f\xfd":
-        stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+        stream = _Zstandard(raw)
     elif magic[:3] == b"BZh":
         stream = bz2.BZ2File(raw)
     elif magic == b"\xfd7zXZ\x00":

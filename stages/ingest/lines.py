@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from itertools import chain
 from typing import BinaryIO
 
 from stages.ingest.records import Record, parse_object
@@ -84,15 +85,19 @@ def table_lines(stream: BinaryIO, file: str, limit: int, delimiter: str) -> Iter
     head = next(feed, "")
     if delimiter == "," and "," not in head and ";" in head:
         delimiter = ";"
-    names = next(csv.reader([head], delimiter=delimiter), [])
-    twice = [name for name in names if names.count(name) > 1]
-    if twice or feed.oversized:
-        detail = f"the column {twice[0]!r} stands twice in the first line" if twice else "the first line is too long"
-        yield Record(
-            file, 0, 1, fault=Refused("duplicate_key" if twice else "too_long", detail, twice[0] if twice else "")
-        )
+    reader, row = csv.reader(chain([head], feed), delimiter=delimiter, strict=True), 0
+    try:
+        names = next(reader, [])
+    except csv.Error as error:
+        yield Record(file, 0, 1, fault=Refused("bad_csv", f"the first line is not CSV: {error}", ""))
         return
-    reader, row = csv.reader(feed, delimiter=delimiter, strict=True), 0
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None or feed.oversized:
+        reason, detail = "too_long", "the first line is too long"
+        if twice is not None:
+            reason, detail = "duplicate_key", f"the column {twice!r} stands twice in the first line"
+        yield Record(file, 0, 1, fault=Refused(reason, detail, twice or ""))
+        return
     while True:
         start, feed.oversized = feed.number + 1, False
         try:

@@ -67,7 +67,7 @@ class Turns:
     def _turn(self, item: Any, field: str, unused: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(item, dict):
             raise Refused("bad_messages", f"the turn is {kind(item)}, not an object", field)
-        role_key = "role" if "role" in item else "from"
+        role_key = "from" if "from" in item and "role" not in item else "role"
         name = item.get(role_key)
         role = self.names.get(name) if isinstance(name, str) else None
         if role is None:

@@ -21,7 +21,7 @@ from data_contracts.direction import direction_of
 from data_contracts.errors import ArtifactError
 from data_contracts.ledger import Ledger
 from data_contracts.method import resolve
-from data_contracts.records import Decision, Ref
+from data_contracts.records import Decision, Plan, Ref
 from stages.governor.policy import BETWEEN, Choice, Number, Policy, evidence
 from stages.governor.state import State
 
@@ -43,13 +43,19 @@ class Settings(Protocol):
 
 
 def decide(
-    settings: Settings, curves: Sequence[pa.Table], checkpoints: Sequence[Ref], previous: Decision | None, spent: Ledger
+    settings: Settings,
+    curves: Sequence[pa.Table],
+    checkpoints: Sequence[Ref],
+    plan: Plan,
+    previous: Decision | None,
+    spent: Ledger,
 ) -> tuple[Decision, tuple[SegmentRow, ...]]:
     """Return the decision after the latest of `curves`, and one row a segment for people.
 
     Args:
         settings: the sections `budget`, `begin` and `govern`.
         curves, checkpoints: one a segment, the warm-up first.
+        plan: says what one pass over a selection costs: the step that is weighed is no longer than that.
         previous: the decision that led to the latest segment; None after the warm-up.
         spent: everything that the inputs descend from.
 
@@ -75,7 +81,8 @@ def decide(
         rounds_left = min(rounds_left, spendable // least)
     choosing = _mean_choosing(spent, actions)
     share = None if spendable is None else spendable // max(1, rounds_left)
-    state = replace(seen, horizon=share, reselect_flops=choosing)
+    whole = plan.segment_flops or seen.segment_flops(seen.last_segment)
+    state = replace(seen, horizon=whole if share is None else min(whole, share), reselect_flops=choosing)
     choice = _choose(govern, state, remaining.model_copy(update={"flops": spendable}), round_, rounds_left)
     numbers: dict[str, Number] = {
         **choice.numbers,

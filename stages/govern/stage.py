@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from data_contracts.config import BeginConfig, BudgetConfig, GovernConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.method import Method
-from data_contracts.records import Decision, Summary, Table
+from data_contracts.records import Decision, Plan, Summary, Table
 from stages.stage import Inputs, Stage, Takes, Work
 
 
@@ -53,6 +53,7 @@ class Govern(Stage[GovernSlice]):
             config,
             [artifact.table() for artifact in inputs.all("curve")],
             [artifact.ref for artifact in inputs.all("checkpoint")],
+            inputs.one("plan").record(Plan),
             previous.record(Decision) if previous else None,
             work.spent(),
         )

@@ -25,7 +25,7 @@ PLAN = Plan(
     phases={},
     flops_per_token=6,
     flops_per_token_forward=2,
-    segment_flops=FLOPS,
+    segment_flops=4 * FLOPS,
     why="",
 )
 
@@ -124,6 +124,13 @@ def test_a_budget_that_the_warm_up_used_up_stops_with_the_reason(tmp_path):
     assert decision.stops
     assert "budget is used up" in decision.reason
     assert not decision.replans
+
+
+def test_what_is_weighed_is_no_longer_than_a_pass_over_the_selection(tmp_path):
+    first, _ = govern(tmp_path / "a", [WARMUP])
+    decision, _ = govern(tmp_path / "b", [WARMUP, GOOD], first, ledger(warm_up=2 * FLOPS, score=FLOPS, train=4 * FLOPS))
+    assert decision.segment_flops > 4 * FLOPS
+    assert decision.numbers["horizon_flops"] == 4 * FLOPS
 
 
 def test_no_round_is_promised_that_the_budget_cannot_pay(tmp_path):

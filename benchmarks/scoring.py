@@ -1,0 +1,219 @@
+"""What direct influence costs beside plain training and beside the batch-1 loop, on the same rows, model and batches.
+
+Each arm runs in a forked process, so that its memory is its own, on one thread, by CPU seconds (a busy machine slows
+the wall clock, not these), in rounds that alternate; the median round counts. Every arm reads the same pool:
+
+    train    forward + backward of the pool in length buckets: what training on it once costs, optimizer aside
+    direct   influence for one target group: the score stage's own pass (taps on every trainable parameter)
+    groups   the same for eight target groups
+    batch1   one example at a time, its whole gradient formed and multiplied with the same direction
+
+Scores of `direct` and `batch1` are compared, so that what is timed is right. The target's own pass, which training
+would not need, is stated as `target_vs_train` for a target as large as the pool.
+
+    python -m benchmarks.scoring [--quick] [--data FOLDER] [--model FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.chain import report
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stages.model.batch import Row, TokenBatch
+
+ARMS = ("train", "direct", "groups", "batch1", "target")
+GROUPS = 8
+
+
+def read_rows(data: Path, model: Path, count: int, longest: int) -> list[Row]:
+    """Return `count` instructions drawn by a fixed seed, prompt and answer tokenised; only the answer is supervised."""
+    from transformers import AutoTokenizer
+
+    from stages.model.batch import Row
+
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    with gzip.open(data / "super_ni" / "super_ni_permissive_150.jsonl.gz", "rt", encoding="utf-8") as lines:
+        texts = [json.loads(line) for line in lines]
+    rows: list[Row] = []
+    for index in np.random.default_rng(0).permutation(len(texts)).tolist():
+        text = texts[index]
+        prompt = tokenizer(f"{text['instruction']}\n{text['input']}\n")["input_ids"]
+        output = text["output"] if isinstance(text["output"], str) else text["output"][0]
+        answer = tokenizer(str(output), add_special_tokens=False)["input_ids"]
+        ids = np.array([*prompt, *answer])
+        if answer and len(ids) <= longest:
+            rows.append(Row(f"{index:06d}", ids, np.arange(len(ids)) >= len(prompt)))
+        if len(rows) == count:
+            break
+    return rows
+
+
+def batches_of(rows: list[Row], batch_tokens: int) -> list[TokenBatch]:
+    """Return the rows as the score stage batches them."""
+    from stages.model.batch import collate, length_buckets
+
+    buckets = length_buckets([len(row.input_ids) for row in rows], batch_tokens)
+    return [collate([rows[index] for index in bucket]) for bucket in buckets]
+
+
+def direction_of(model: Any, groups: int) -> dict[str, Tensor]:
+    """Return fixed directions of the size of the parameters; what they hold does not change the cost."""
+    import torch
+
+    torch.manual_seed(0)
+    return {name: torch.randn(groups, *parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def train_pass(model: Any, batches: list[TokenBatch]) -> None:
+    """One forward and backward pass as training does it: the loss per answer token, gradients for every parameter."""
+    from stages.model.loss import document_losses
+
+    for batch in batches:
+        loss_sum_D, answer_tokens_D = document_losses(model, batch)
+        (loss_sum_D.sum() / answer_tokens_D.sum()).backward()
+        model.zero_grad(set_to_none=True)
+
+
+def direct_pass(products: Any, batches: list[TokenBatch]) -> dict[str, float]:
+    """Return each example's product with the first direction."""
+    found: dict[str, float] = {}
+    for batch in batches:
+        product_D = (products.of(batch).product_DJ[:, 0]).tolist()
+        found.update(zip(batch.example_ids, product_D, strict=True))
+    return found
+
+
+def batch1_pass(model: Any, rows: list[Row], direction: dict[str, Tensor]) -> dict[str, float]:
+    """The bare loop: one example's whole gradient, then its product with the direction."""
+    from stages.model.batch import collate
+    from stages.model.loss import document_losses
+
+    found = {}
+    for row in rows:
+        loss_sum_D, _ = document_losses(model, collate([row]))
+        loss_sum_D.sum().backward()
+        total = sum(float((p.grad * direction[name][0]).sum()) for name, p in model.named_parameters())
+        model.zero_grad(set_to_none=True)
+        found[row.example_id] = total
+    return found
+
+
+def run_arm(arm: str, model: Any, pool: list[Row], batches: list[TokenBatch]) -> dict[str, Any]:
+    """Run one arm in this process and return its CPU seconds, its memory and its scores."""
+    from stages.gradients.inner_product import InnerProducts
+    from stages.gradients.precondition import mean_gradient
+    from stages.meter.memory import PeakMeter
+
+    train_pass(model, batches[-1:])  # kernels and buffers are ready
+    works: dict[str, Callable[[], Any]] = {
+        "train": lambda: train_pass(model, batches),
+        "target": lambda: mean_gradient(model, batches),
+    }
+    if arm in ("direct", "groups", "batch1"):
+        direction = direction_of(model, GROUPS if arm == "groups" else 1)
+        works["batch1"] = lambda: batch1_pass(model, pool, direction)
+        works["direct"] = works["groups"] = lambda: _direct(InnerProducts(model, direction), batches)
+    with PeakMeter() as meter:
+        began = time.process_time()
+        found = works[arm]()
+        seconds = time.process_time() - began
+    scores = found if arm in ("direct", "batch1") else {}
+    return {"cpu_seconds": seconds, "peak_bytes": meter.bytes, "before_bytes": meter.before, "scores": scores}
+
+
+def _direct(products: Any, batches: list[TokenBatch]) -> dict[str, float]:
+    with products:
+        return direct_pass(products, batches)
+
+
+def in_own_process(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run `work` in a fork of this process (CPU only: torch's autograd has started no thread) and return its answer."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        code = 1
+        try:
+            with os.fdopen(writing, "w") as stream:
+                json.dump(work(), stream)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        text = stream.read()
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise SystemExit(f"an arm ended with status {status}")
+    said: dict[str, Any] = json.loads(text)
+    return said
+
+
+def main() -> None:
+    """Run every arm in alternating rounds and report the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="fewer rows and rounds; under three minutes")
+    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    parser.add_argument("--model", type=Path, default=None, help="folder of a model; default: the data's small one")
+    parser.add_argument("--rows", type=int, default=None)
+    parser.add_argument("--batch-tokens", type=int, default=4096)
+    options = parser.parse_args()
+    if not options.data.is_dir():
+        raise SystemExit(f"benchmarks.scoring needs the data folder: {options.data} is absent (--data FOLDER)")
+    folder = (options.model or options.data / "stories260k").resolve()
+    rows = options.rows or (192 if options.quick else 768)
+    import torch
+
+    from data_contracts.config import ModelConfig
+    from stages.model.load import load_model, pin_model
+
+    torch.set_num_threads(1)
+    model = load_model(pin_model(ModelConfig(path=folder.name), folder.parent))
+    pool = read_rows(options.data, folder, rows, 512)
+    batches = batches_of(pool, options.batch_tokens)
+    rounds = [
+        {arm: in_own_process(partial(run_arm, arm, model, pool, batches)) for arm in ARMS}
+        for _ in range(3 if options.quick else 5)
+    ]
+    seconds = {arm: statistics.median(item[arm]["cpu_seconds"] for item in rounds) for arm in ARMS}
+    first = rounds[0]
+    direct, single = (np.array(list(first[arm]["scores"].values())) for arm in ("direct", "batch1"))
+    order = [list(first["direct"]["scores"]).index(name) for name in first["batch1"]["scores"]]
+    for arm in ARMS:
+        print(
+            f"{arm:8s} {seconds[arm]:8.2f} CPU s   {seconds[arm] / seconds['train']:5.2f} x train   "
+            f"peak {first[arm]['peak_bytes'] / 1e6:8.1f} MB"
+        )
+    report(
+        "scoring",
+        {
+            "direct_vs_train": round(seconds["direct"] / seconds["train"], 3),
+            "groups8_vs_train": round(seconds["groups"] / seconds["train"], 3),
+            "direct_vs_batch1": round(seconds["batch1"] / seconds["direct"], 3),
+            "target_vs_train": round(seconds["target"] / seconds["train"], 3),
+            "direct_error": float(np.abs(direct[order] - single).max() / np.abs(single).max()),
+            "peak_bytes": {arm: first[arm]["peak_bytes"] for arm in ARMS},
+            "rows": len(pool),
+            "tokens": sum(len(row.input_ids) for row in pool),
+            "model": folder.name,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -37,12 +37,24 @@ def prepare(home: Path | None = None, *, offline: bool = True) -> None:
         home: folder of the embedded store. Prefect keeps its database there, unless `PREFECT_API_URL` names a server
             or `PREFECT_HOME` another folder.
         offline: whether the Hugging Face libraries may not reach for the network.
+
+    Raises `ConfigError` where the folder cannot be written.
     """
     for name, value in {**QUIET, **(OFFLINE if offline else {})}.items():
         os.environ.setdefault(name, value)
     if home is not None and "PREFECT_API_URL" not in os.environ:
         os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
+        _make(Path(os.environ["PREFECT_HOME"]))  # Prefect makes the last part of the path only
         os.environ.setdefault("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "true")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            "the folder `store.home` can be written", f"{folder}: {error.strerror}", "set `store.home` to one that can"
+        ) from error
 
 
 def refuse_foreign_rooms() -> None:

@@ -27,7 +27,7 @@ def pipeline(config_file: str = "lazytrain.yaml") -> Outcome:
         validation, holdout = data.ref("validation_tokens"), data.ref("holdout_tokens")
 
         # How training fits the budget, and a charged warm-up on a random selection: moments, losses, noise.
-        planned = run.call("plan", base=base, pool_tokens=pool, target_tokens=target)
+        planned = run.call("plan", base=base, pool=data.ref("pool"), pool_tokens=pool, target_tokens=target)
         plan = planned.ref("plan")
         begun = run.call("begin", base=base, plan=plan, pool_tokens=pool, validation_tokens=validation)
         checkpoint, selection, scores = begun.ref("checkpoint"), begun.ref("selection"), ()
@@ -41,7 +41,13 @@ def pipeline(config_file: str = "lazytrain.yaml") -> Outcome:
             run.next_round()
             if decision.replans:
                 planned = run.call(
-                    "plan", base=base, pool_tokens=pool, target_tokens=target, checkpoint=checkpoint, curve=curves
+                    "plan",
+                    base=base,
+                    pool=data.ref("pool"),
+                    pool_tokens=pool,
+                    target_tokens=target,
+                    checkpoint=checkpoint,
+                    curve=curves,
                 )
                 plan = planned.ref("plan")
             if decision.rescores:

@@ -31,9 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "score": ("score", "Score plain files against a target."),
     "select": ("select", "Choose examples from a file of scores."),
     "train": ("train", "Train on a plain file."),
-    "evaluate": ("evaluate", "Evaluate a file of predictions, or look for overlap with training data."),
+    "govern": ("govern", "Feed a file of evaluations to the stop rule."),
+    "evaluate": ("evaluate", "Mark a file of predictions, or look for overlap with training data."),
     "judge": ("judge", "Put an evaluation table through the gates."),
-    "promote": ("promote", "Register a metrics file or a checkpoint as a model version."),
+    "promote": ("promote", "Store a metrics file in a tracking store, no name lost."),
 }
 
 

@@ -6,9 +6,12 @@ not check. `--schema` prints the JSON Schema of the configuration for editors.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
+import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,10 +21,12 @@ import yaml
 from data_contracts.config import json_schema, parse
 from data_contracts.errors import ConfigError, InputError
 from flows.command.screen import console
-from flows.readable import text
 from flows.workspace import CONFIG_FILE
 
 app = typer.Typer()
+
+LOOKED_AT = 10_000
+"""Rows that are looked at; more are said to be more."""
 
 TIMES, MEMORIES = ("s", "m", "min", "h", "d"), ("b", "kb", "mb", "gb", "tb", "kib", "mib", "gib")
 
@@ -140,4 +145,50 @@ def _relative(item: str, place: Path) -> str:
 
 
 def look(path: Path) -> str:
-    raise InputError(text(str(path)), "", "")
+    """Return one line on what a file or folder holds: rows, formats, fields.
+
+    Raises `InputError` for one that is not there, or of which no row can be read; a hub name is taken as it is.
+    """
+    from stages.ingest.compressed import bare_suffix
+    from stages.ingest.readers import SUFFIXES
+
+    if not path.exists():
+        if len(path.parts) == 2 and not path.suffix:
+            return f"{path}: a hub name, read when it is fetched"
+        raise InputError("a file or folder of data", f"{path} is not there", "check the path")
+    files = sorted(item for item in path.rglob("*") if bare_suffix(item.name) in SUFFIXES) if path.is_dir() else [path]
+    if not files:
+        raise InputError(f"{path} holds data files", "it holds none", f"readable: {', '.join(SUFFIXES)}")
+    return f"{path.name}: {_found(files)}"
+
+
+def _found(files: list[Path]) -> str:
+    """Count rows, formats and fields of the first `LOOKED_AT` rows."""
+    from data_contracts.config import IngestConfig
+    from stages.ingest.formats import Formats
+    from stages.ingest.readers import read_records
+    from stages.text.refusal import Refused
+
+    settings = IngestConfig()
+    formats, fields, rows, faults = Counter[str](), Counter[str](), 0, [""]
+    reader = Formats(settings)
+    with tempfile.TemporaryDirectory() as scratch:
+        for file in files:
+            records = read_records(file, file.name, settings.longest_row_bytes, lambda count: None, Path(scratch))
+            for record in itertools.islice(records, LOOKED_AT - rows):
+                rows += 1
+                if record.value is None:
+                    faults.append(f"{file.name} row {record.row}: {record.fault.detail if record.fault else ''}")
+                    continue
+                fields.update(record.value)
+                try:
+                    formats[reader.detect(record.value)] += 1
+                except Refused as fault:
+                    faults.append(f"{file.name} row {record.row}: {fault.detail}")
+    if not formats:
+        raise InputError("a row that can be read", f"none of {rows}; {faults[-1]}", "see `lazytrain ingest --pool`")
+    more = "at least " if rows == LOOKED_AT else ""
+    kinds = ", ".join(f"{name} ({count})" if len(formats) > 1 else name for name, count in formats.most_common())
+    unread = f"; {len(faults) - 1} cannot be read" if len(faults) > 1 else ""
+    names = ", ".join(name for name, _ in fields.most_common(8))
+    return f"{more}{rows} rows, format {kinds}, fields {names}{unread}"

@@ -1,29 +1,77 @@
 """`lazytrain plan`: what would be done and what it costs, without training.
 
-It reads and tokenises the data and plans, in this process and without a server; both are committed, so that a run
-afterwards reuses them. Without a configuration file it plans for `--model`, `--pool` and `--config lora.json`.
+With a configuration file it reads and tokenises the data and plans, in this process and without a server; both are
+committed, so that a run afterwards reuses them. With `--model` it plans for plain files, or for the model alone.
 """
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from data_contracts.records import Origin, Plan, Ref, Request, Result, Table
+from data_contracts.arrow import TABLE_FILE, write_table
+from data_contracts.records import ModelPin, Origin, Plan, Ref, Request, Result, Table
+from data_contracts.tables import TOKENS
+from flows.command.plain import Plain, merged, model_of, nested, show_refused
 from flows.command.screen import console, rich_table, screen, show
+from flows.command.settings import MINIMAL, sections, settings
 from flows.environment import prepare
 from flows.readable import size, text
 from flows.workspace import CONFIG_FILE, Workspace
+from stages.stage import Artifact
 
 app = typer.Typer()
 
 
 @app.command()
-def plan(config: Annotated[Path, typer.Argument(help="The configuration file.")] = Path(CONFIG_FILE)) -> None:
+def plan(
+    file: Annotated[Path, typer.Argument(metavar="[config]", help="The configuration file.")] = Path(CONFIG_FILE),
+    model: Annotated[str | None, typer.Option(help="Plan for this model instead of a configuration.")] = None,
+    pool: Annotated[list[Path] | None, typer.Option(help="Rows to plan for (with --model).")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML or JSON of settings (with --model).")] = None,
+    memory: Annotated[str | None, typer.Option(help="Such as 6GB (with --model).")] = None,
+    max_len: Annotated[int, typer.Option(min=2, help="Tokens of the longest row (with --model).")] = 1024,
+    options: Annotated[list[str] | None, typer.Option("--set", help="section.key=value (with --model).")] = None,
+) -> None:
     """Say what would be done and what it costs, without training."""
-    preview(Workspace.read(config))
+    if model is None:
+        preview(Workspace.read(file))
+        return
+    chosen = {
+        "model": model_of(model),
+        "ingest": {"longest_tokens": max_len},
+        "budget": {"peak_bytes": memory} if memory else {},
+    }
+    values = merged(MINIMAL, chosen, sections(config), nested(settings(options)))
+    with tempfile.TemporaryDirectory() as scratch:
+        plain = Plain(Path(scratch), values)
+        base = plain.base()
+        if pool:
+            rows = plain.files("pool", pool)
+            show_refused(rows["quarantine"])
+            plain.call("plan", base=base, pool_tokens=rows["tokens"], pool=rows["examples"])
+        else:
+            plain.call("plan", base=base, pool_tokens=longest_row(plain, base, max_len))
+
+
+def longest_row(plain: Plain, base: Artifact, tokens: int) -> Artifact:
+    """Return a table of one row as long as is planned for (no longer than the model was made for)."""
+    count = min(tokens, base.record(ModelPin).longest)
+    columns = {
+        "example_id": ["0" * 32],
+        "source": ["the longest row"],
+        "input_ids": [[0] * count],
+        "answer_mask": [[False] + [True] * (count - 1)],
+        "n_tokens": [count],
+        "n_answer_tokens": [count - 1],
+        "truncated": [False],
+    }
+    folder = plain.out / "longest"
+    write_table(folder / TABLE_FILE, TOKENS.schema, columns)
+    return plain.artifact("tokens", "tokens", folder)
 
 
 def preview(workspace: Workspace) -> Plan:
@@ -32,7 +80,7 @@ def preview(workspace: Workspace) -> Plan:
     from data_contracts.store import Store
 
     ingested = _stage(workspace, "ingest")
-    needs = {name: ingested.ref(name) for name in ("base", "pool_tokens", "target_tokens")}
+    needs = {name: ingested.ref(name) for name in ("base", "pool_tokens", "target_tokens", "pool")}
     planned = _stage(workspace, "plan", **needs)
     store = Store(workspace.address)
     for result in (ingested, planned):

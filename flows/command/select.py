@@ -1,0 +1,50 @@
+"""`lazytrain select`: choose from a plain file of scores, by the same selectors, quotas and guards as in a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from data_contracts.config import parse
+from data_contracts.records import Table
+from flows.command.screen import console, rich_table
+from flows.command.settings import MINIMAL, settings
+
+app = typer.Typer()
+
+
+@app.command()
+def select(
+    scores: Annotated[Path, typer.Option(help="JSON lines, CSV or Arrow with an id and a score a row.")],
+    method: Annotated[str, typer.Option(help="The selector: top_k, random, …")] = "top_k",
+    budget: Annotated[int | None, typer.Option(min=1, help="How many examples.")] = None,
+    fraction: Annotated[float | None, typer.Option(help="Or the share of the scorable rows.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Or how many tokens.")] = None,
+    options: Annotated[list[str] | None, typer.Option("--set", help="A setting of the selector: name=value.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="For selectors that draw.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the selection as JSON lines here.")] = None,
+) -> None:
+    """Choose examples from a file of scores."""
+    import numpy as np
+
+    from stages.select.plain import select_scores
+
+    quota: dict[str, Any] = {"count": budget, "fraction": fraction, "tokens": tokens}
+    section = {"selector": {"method": method, **settings(options)}, **{k: v for k, v in quota.items() if v is not None}}
+    config = parse({**MINIMAL, "seed": seed, "select": section}, "the options of this command")
+    found = select_scores(scores, config.select, np.random.default_rng(seed))
+    rows = found.selection.to_pylist()
+    columns = ("rank", "example_id", "weight", "repeats", "gain", "reason")
+    shown = tuple(tuple(row[name] for name in columns) for row in rows[:20])
+    console().print(rich_table(Table(title=f"Selected: {len(rows)}", columns=columns, rows=shown)))
+    for refused in found.refused:
+        console().print(Text(f"not chosen: {refused.example_id or f'row {refused.row}'}: {refused.detail}"))
+    for notice in found.notices:
+        console().print(Text(f"note: {notice}", style="yellow"))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

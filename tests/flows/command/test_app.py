@@ -1,0 +1,98 @@
+"""The command answers at once, loads nothing heavy, and ends with honest codes and three-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAVY = ("torch", "ray", "prefect", "mlflow", "transformers")
+
+
+def loaded_by(code: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
+    """Return which of `heavy` a fresh Python has loaded after running `code`."""
+    script = f"{code}\nimport sys, json\nprint(json.dumps([m for m in {heavy!r} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def lazytrain(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in `cwd` as a user would."""
+    return subprocess.run(
+        [sys.executable, "-m", "flows.command.app", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160", **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_help_loads_neither_torch_nor_ray_nor_prefect_nor_mlflow():
+    code = "from flows.command.app import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass"
+    assert loaded_by(code) == []
+
+
+def test_importing_the_pipeline_loads_neither_torch_nor_ray():
+    assert loaded_by("import flows.pipeline", ("torch", "ray", "transformers")) == []
+
+
+def test_help_names_every_command(tmp_path):
+    done = lazytrain("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for name in ("init", "run", "plan", "stage", "status", "ui", "doctor", "model", "quickstart", "ingest", "promote"):
+        assert f" {name} " in done.stdout
+
+
+def test_every_command_has_a_help_page_of_its_own(tmp_path):
+    from flows.command.app import COMMANDS
+
+    for name in COMMANDS:
+        done = lazytrain(name, "--help", cwd=tmp_path)
+        assert done.returncode == 0, (name, done.stderr)
+
+
+def test_an_unknown_command_is_answered_with_the_nearest_one(tmp_path):
+    done = lazytrain("statsu", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "status" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_missing_configuration_is_refused_in_three_lines_and_without_a_traceback(tmp_path, command):
+    done = lazytrain(command, "nothing.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    lines = done.stderr.strip().splitlines()
+    assert lines[0].startswith("error: ")
+    assert "nothing.yaml" in lines[0]
+    assert lines[1].startswith("  expected: ")
+    assert lines[2].startswith("  remedy:")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_name(tmp_path):
+    (tmp_path / "lazytrain.yaml").write_text("model: {path: m}\ndata: {pool: p, target: t}\nbudgets: {}\n")
+    done = lazytrain("run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean 'budget'?" in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    assert "Traceback" in lazytrain("--debug", "run", "nothing.yaml", cwd=tmp_path).stderr
+
+
+def test_a_foreign_room_on_the_path_is_refused(tmp_path):
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "__init__.py").touch()
+    code = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}]; import flows.environment as e; "
+        f"sys.path.insert(0, {str(tmp_path)!r}); e.refuse_foreign_rooms()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "another `stages` comes first on the Python path" in done.stderr

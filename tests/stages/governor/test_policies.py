@@ -216,3 +216,21 @@ def test_patience_stops_where_a_direct_count_says(values, patience):
             seen = i
             break
     assert seen == expected
+
+
+@pytest.mark.parametrize(("a", "b"), [(2.0, 0.3), (1.0, 0.5), (3.0, 0.2)])
+def test_on_a_power_law_the_rule_stops_where_the_price_of_a_flop_says(a, b):
+    """L(C) = E + a·C^−b with a price of λ nats a FLOP is cheapest at C* = (a·b/λ)^(1/(b+1)).
+
+    One-step look-ahead stops there, later by at most the window it looks back on.
+    """
+    horizon, minimum = 2, 0.005
+    cheapest = (a * b / (minimum / horizon)) ** (1 / (b + 1))
+    rule, rows, stopped = policy(min_gain_nats=minimum), [], None
+    for flops in range(1, 2000):
+        rows.append({"step": flops, "flops": flops, "validation_loss": 1 + a * flops**-b})
+        state = State.from_rows([rows], horizon=horizon)
+        if len(rows) >= 5 and rule.decide(state, Budget(), frozenset({"continue", "end"})).action == "end":
+            stopped = flops
+            break
+    assert cheapest - 1 <= stopped <= cheapest + 5

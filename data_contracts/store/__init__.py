@@ -19,8 +19,8 @@ from data_contracts.store import artifacts
 from data_contracts.store.attempts import AttemptRow, Attempts, RunRow
 from data_contracts.store.lease import Claim, Lease, State, acquire
 from data_contracts.store.reader import CACHE_BYTES, Reader
-from data_contracts.store.reconcile import reconcile
 from data_contracts.store.registry import ModelRegistry
+from data_contracts.store.zombies import close_lost
 
 __all__ = ["AttemptRow", "Lease", "RunRow", "Store"]
 
@@ -113,12 +113,12 @@ class Store(Reader):
         return self.read_manifest(found[-1].run)
 
     def reconcile(self, *, watch_seconds: float = 15.0) -> list[str]:
-        """Close runs whose process is gone, and return their ids (see `reconcile.py`)."""
+        """Close runs whose process is gone, and return their ids (see `zombies.py`)."""
 
         def committed(stage: str, identity: str, run: str) -> bool:
             return any(commit.run == run for commit in self._coordination.state(stage, identity).commits)
 
-        return reconcile(self._tracking, self._attempts, watch_seconds, committed)
+        return close_lost(self._tracking, self._attempts, watch_seconds, committed)
 
     def registry(self, attempt: str | None = None) -> ModelRegistry:
         """Return the model registry; a model card is stored with `attempt`."""

@@ -1,7 +1,7 @@
 """Runs of a pipeline and attempts of its stages, as MLflow runs whose status is true.
 
 A pipeline run is the parent of its attempts. An attempt is FINISHED only after its commit, FAILED on an error, KILLED
-on a signal; one whose process ended without a word is closed by `reconcile.py`. What a stage said goes to
+on a signal; one whose process ended without a word is closed by `zombies.py`. What a stage said goes to
 params and metrics under legal names; the whole of it is in the manifest.
 """
 

@@ -56,6 +56,22 @@ def _sqlite_file(uri: str) -> Path | None:
     return Path(unquote(parsed.path[1:])) if parsed.scheme.startswith("sqlite") and parsed.path[1:] else None
 
 
+def _marker(file: Path) -> Path:
+    return file.with_name(f"{file.name}.ready")
+
+
+def _tables(file: Path, version: str) -> str:
+    return f"{version} {file.stat().st_ino}"
+
+
+def _ready(file: Path, version: str) -> bool:
+    """Return whether the tables of this very file were made for this version of MLflow."""
+    try:
+        return _marker(file).read_text(encoding="ascii") == _tables(file, version)
+    except OSError:
+        return False
+
+
 def _passing(error: BaseException) -> bool:
     text = str(error).lower()
     return not any(sign in text for sign in _UNWRITABLE) and (
@@ -72,14 +88,14 @@ def _client(uri: str) -> MlflowClient:
             import mlflow
 
             logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
-            client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
             file = _sqlite_file(uri)
-            if file is None:
-                client.search_experiments(max_results=1)
-            else:
+            if file is not None and not _ready(file, mlflow.__version__):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                with FileLock(f"{file}.lock"):  # two processes that make the tables at once corrupt the migration
-                    client.search_experiments(max_results=1)
+                with FileLock(f"{file}.lock"):  # making a client makes the tables: two at once break the migration
+                    if not _ready(file, mlflow.__version__):
+                        mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments(max_results=1)
+                        _marker(file).write_text(_tables(file, mlflow.__version__), encoding="ascii")
+            client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
             _clients[uri] = client
         return _clients[uri]
 

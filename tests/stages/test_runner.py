@@ -299,11 +299,11 @@ def test_unknown_missing_and_ill_fitting_requests_are_refused_before_an_attempt(
         runner.run(Request(verb="govern", store=address))
     with pytest.raises(ArtifactError, match="quarantine"):
         runner.run(Request(verb="govern", inputs={"selection": quarantine}, store=address))
+    altered = selection[0].model_copy(update={"digest": "0" * 64})
     with pytest.raises(ArtifactError, match="another digest"):
-        altered = selection[0].model_copy(update={"digest": "0" * 64})
         runner.run(Request(verb="govern", inputs={"selection": (altered,)}, store=address))
+    lost = selection[0].model_copy(update={"run": "0" * 32})
     with pytest.raises(ArtifactError, match="it is not"):
-        lost = selection[0].model_copy(update={"run": "0" * 32})
         runner.run(Request(verb="govern", inputs={"selection": (lost,)}, store=address))
     assert statuses(address) == ["FINISHED"]
 

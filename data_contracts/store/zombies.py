@@ -19,7 +19,7 @@ from data_contracts.store.tracking import Tracking
 SILENCE_SECONDS = 60.0
 
 
-def reconcile(
+def close_lost(
     tracking: Tracking, attempts: Attempts, watch_seconds: float, committed: Callable[[str, str, str], bool]
 ) -> list[str]:
     """Close runs whose process ended without closing them, and return their ids.

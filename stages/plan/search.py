@@ -91,8 +91,11 @@ def _ways(
 
 
 def micro_batches(wanted: Sequence[int], window: int, workers: int) -> list[int]:
-    """Return the micro-batches that one worker's share of the window can fill, largest first; at least the smallest."""
-    share = max(1, window // max(1, workers))
+    """Return the micro-batches to try, largest first; at least the smallest of `wanted`.
+
+    A window holds two of them or more, over all workers: the gradient noise scale is read from their difference.
+    """
+    share = max(1, window // max(2, workers))
     return sorted({size for size in wanted if size <= share} or {min(wanted)}, reverse=True)
 
 

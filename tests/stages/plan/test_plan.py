@@ -1,0 +1,147 @@
+"""The stage: what it chooses, what it refuses, and why it says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_contracts.arrow import write_table
+from data_contracts.cost import Cost
+from data_contracts.errors import BudgetError, ConfigError
+from data_contracts.ledger import Entry, Ledger
+from data_contracts.records import ModelPin, Plan
+from data_contracts.tables import CURVE
+from stages.model.checkpoint import save_checkpoint
+from stages.model.load import load_model
+from stages.plan.search import micro_batches
+from stages.stage import Artifact
+from tests.local_work import LocalWork
+from tests.stages.plan.conftest import random_rows, token_columns
+
+pytestmark = pytest.mark.shared
+FULL = {"techniques": [{"method": "full"}]}
+Planned = Callable[..., tuple[Plan, LocalWork, Any]]
+
+
+@pytest.fixture
+def inputs(pin: ModelPin, given: Callable[..., dict[str, Artifact]]) -> dict[str, Artifact]:
+    """A pool whose longest row is 64 tokens, a target whose longest is 80."""
+    return given(pin, pool=token_columns(random_rows(10, 64, 20, 30)), target=token_columns(random_rows(80, 12)))
+
+
+def test_the_preferred_technique_is_chosen_where_it_fits_and_planned_on_the_longest_row(
+    inputs: dict[str, Artifact], planned: Planned
+) -> None:
+    plan, _, summary = planned({"select": {"fraction": 0.5}, "train": {"epochs": 2}}, inputs)
+    assert plan.technique["method"] == "full"
+    assert (plan.row_tokens, plan.micro_batch, plan.accumulation, plan.precision) == (80, 4, 2, plan.precision)
+    assert plan.trainable == 260_032
+    assert plan.peak_bytes == max(plan.phases.values())
+    assert {item["technique"] for item in plan.considered} == {"full", "lora"}
+    assert [item["reason"] for item in plan.considered].count("chosen") == 1
+    assert [table.title.split()[0] for table in summary.tables] == ["Ways", "Bytes"]
+    # closed form: 6 x 226,560 linear weights, attention 14 T² h a layer, head 6 x 64 x 512 an answer token
+    pool = [(n, n - n // 2) for n in (10, 64, 20, 30)]
+    flops = sum(6 * 226_560 * n + 5 * 14 * n * n * 64 + 6 * 64 * 512 * answers for n, answers in pool)
+    assert plan.segment_flops == pytest.approx(flops * 0.5 * 2, abs=2)
+    assert plan.flops_per_token == pytest.approx(flops / 124, abs=1)
+
+
+def test_less_memory_gives_smaller_micro_batches_then_recomputation_then_the_next_technique(
+    inputs: dict[str, Artifact], planned: Planned
+) -> None:
+    free, _, _ = planned({"plan": {"headroom": 0}}, inputs)
+    peaks = {(i["technique"], i["micro_batch"], i["checkpoint_activations"]): i["peak_bytes"] for i in free.considered}
+    found = []
+    for limit in (peaks["full", 4, False], peaks["full", 4, False] - 1, peaks["full", 1, False]):
+        plan, _, _ = planned({"plan": {"headroom": 0}, "budget": {"peak_bytes": limit}}, inputs)
+        assert plan.peak_bytes <= limit
+        found.append((plan.technique["method"], plan.micro_batch, plan.checkpoint_activations))
+        assert plan.micro_batch * plan.accumulation == 8
+        refused = [item for item in plan.considered if not item["fits"]]
+        assert all(item["peak_bytes"] > limit and "allowed" in item["reason"] for item in refused)
+    assert found[:2] == [("full", 4, False), ("full", 4, True)]
+    assert found[2][0] == "full"
+
+
+def test_an_impossible_budget_names_the_nearest_that_would_do(inputs: dict[str, Artifact], planned: Planned) -> None:
+    with pytest.raises(BudgetError) as caught:
+        planned({"budget": {"peak_bytes": "100MB"}}, inputs)
+    needed = int(caught.value.remedy.split("at least ")[1].split(",  ")[0].split(", shorten")[0].replace(",", ""))
+    plan, _, _ = planned({"budget": {"peak_bytes": needed}}, inputs)
+    assert plan.peak_bytes <= 0.9 * needed
+    with pytest.raises(BudgetError):
+        planned({"budget": {"peak_bytes": needed - 2}}, inputs)
+
+
+def test_a_step_that_the_flops_left_cannot_pay_is_refused(inputs: dict[str, Artifact], planned: Planned) -> None:
+    spent = Ledger.fold([Entry("i", "r", "begin", {"train": Cost(flops=10**12 - 1000)})])
+    with pytest.raises(BudgetError, match="1,000 are left"):
+        planned({"budget": {"flops": 10**12}, "plan": FULL}, inputs, ledger=spent)
+    plan, _, summary = planned({"budget": {"flops": 10**12}, "plan": FULL}, inputs)
+    assert summary.facts["share_of_remaining_flops"] == pytest.approx(plan.segment_flops / 10**12)
+
+
+def test_a_checkpoint_fixes_the_technique(
+    pin: ModelPin, inputs: dict[str, Artifact], planned: Planned, tmp_path: Path
+) -> None:
+    work = LocalWork(tmp_path / "c", {"checkpoint": "checkpoint"})
+    trainer = {"technique": {"method": "lora", "r": 3}, "step": 1}
+    save_checkpoint(work.path("checkpoint"), load_model(pin), pin, {}, trainer)
+    plan, _, _ = planned({}, {**inputs, "checkpoint": work.artifact("checkpoint")})
+    assert plan.technique["method"] == "lora"
+    assert plan.technique["r"] == 3
+    assert {item["technique"] for item in plan.considered} == {"lora"}
+
+
+@pytest.mark.parametrize(("noise", "window"), [(None, 8), (15 * 8.0, 8), (15 * 20.0, 20), (15 * 900.0, 32), (1.0, 4)])
+def test_measured_gradient_noise_moves_the_window_within_bounds(
+    inputs: dict[str, Artifact], planned: Planned, tmp_path: Path, noise: float | None, window: int
+) -> None:
+    """A pool row has (5 + 32 + 10 + 15) / 4 = 15.5 answer tokens in the mean."""
+    work = LocalWork(tmp_path / "c", {"curve": "curve"})
+    empty: dict[str, list[Any]] = {name: [None] for name in CURVE.schema.names}
+    row = {**empty, "step": [1], "phase": ["warmup"], "epoch": [1.0], "tokens": [1], "flops": [1]}
+    write_table(
+        work._place("curve") / "data.arrow",
+        CURVE.schema,
+        {**row, "gradient_noise": [noise], "learning_rate": [1e-4]},
+    )
+    plan, _, _ = planned({"plan": FULL}, {**inputs, "curve": [work.artifact("curve")]})
+    assert abs(plan.micro_batch * plan.accumulation - window) <= plan.micro_batch
+
+
+def test_a_window_always_holds_two_micro_batches() -> None:
+    assert micro_batches((8, 4, 2, 1), 8, 0) == [4, 2, 1]
+    assert micro_batches((8, 4, 2, 1), 16, 0) == [8, 4, 2, 1]
+    assert micro_batches((8, 4, 2, 1), 8, 4) == [2, 1]
+    assert micro_batches((8, 4), 2, 0) == [4]
+
+
+def test_a_row_longer_than_the_model_was_made_for_is_noticed(
+    pin: ModelPin, given: Callable[..., dict[str, Artifact]], planned: Planned
+) -> None:
+    _, work, _ = planned({"plan": FULL}, given(pin, pool=token_columns(random_rows(600))))
+    assert any("600 tokens" in notice and "512" in notice for notice in work.notices)
+
+
+def test_a_pool_without_rows_is_refused(
+    pin: ModelPin, given: Callable[..., dict[str, Artifact]], planned: Planned
+) -> None:
+    with pytest.raises(ConfigError, match="none"):
+        planned({}, given(pin, pool=token_columns([])))
+
+
+def test_equal_inputs_give_equal_plans(inputs: dict[str, Artifact], planned: Planned) -> None:
+    assert planned({"plan": FULL}, inputs)[0] == planned({"plan": FULL}, inputs)[0]
+
+
+def test_declaring_the_stage_loads_no_torch() -> None:
+    code = "import sys; import stages.plan.stage; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

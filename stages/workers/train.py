@@ -167,7 +167,7 @@ def _failure(folder: Path, error: Exception) -> Exception:
             return RuntimeError(f"a training worker failed:\n{told['parts'][0]}")
     return TransientError(
         "every training worker lives until the segment's end",
-        f"a worker or its cluster was lost: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+        f"a worker or its cluster was lost: {' '.join(str(error).split())[:400] or type(error).__name__}",
         "run again: it goes on from the last snapshot; if memory ran out, plan a smaller micro-batch",
     )
 

@@ -120,6 +120,23 @@ def test_packing_micro_batches_and_recomputation_do_not_change_what_is_learnt(tm
     assert losses[3] == pytest.approx(losses[1], rel=1e-3)
 
 
+def test_lora_learns_the_same_with_recomputed_activations_and_nearly_the_same_in_bfloat16(tmp_path):
+    lora, found = {"technique": {"method": "lora", "r": 4}}, []
+    for name, more in (
+        ("plain", {}),
+        ("recomputed", {"checkpoint_activations": True}),
+        ("rough", {"precision": "bfloat16"}),
+    ):
+        house = House(tmp_path / name, rows=12, plan=lora | more)
+        _, work = train(tmp_path / name / "work", house, epochs=2.0)
+        found.append((work.rows("curve"), work.ledger().by_cause()["train"].flops))
+    plain, again, rough = ([row["train_loss"] for row in curve] for curve, _ in found)
+    assert again == pytest.approx(plain, rel=1e-5)
+    assert rough == pytest.approx(plain, rel=2e-2)
+    assert rough != plain
+    assert found[1][1] > found[0][1] == found[2][1]  # the second forward pass is counted
+
+
 def test_the_same_work_gives_the_same_bytes(tmp_path):
     house = House(tmp_path, rows=10)
     digests = []

@@ -144,8 +144,7 @@ class InnerProducts:
                     weight_Joi = weight_Joi.transpose(1, 2)
                 self._linear(places, weight_Joi, given_Ni, gradient_No)
             return
-        gradient_No = call.gradient.flatten(0, -2)
-        kept_N = _kept(call)
+        gradient_No, kept_N = call.gradient.flatten(0, -2), _kept(call)
         columns = []
         for group in range(self.groups):
             if forward is nn.Embedding.forward:

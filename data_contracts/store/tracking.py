@@ -39,6 +39,11 @@ _PASSING = (
 )
 _UNWRITABLE = ("disk is full", "readonly database", "unable to open database", "disk i/o error")
 _PASSING_CODES = ("TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED")
+_QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # read at import
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is a stage's Result, and nothing else
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
 _opening = threading.Lock()
 _clients: dict[str, MlflowClient] = {}
 
@@ -84,7 +89,8 @@ def _passing(error: BaseException) -> bool:
 def _client(uri: str) -> MlflowClient:
     with _opening:
         if uri not in _clients:
-            os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+            for name, value in _QUIET.items():
+                os.environ.setdefault(name, value)
             import mlflow
 
             logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)

@@ -14,8 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_contracts.arrow import read_batches
-
 RUN_BYTES = 16 << 20
 BATCH_BYTES = 1 << 19
 MOST_RUNS = 32
@@ -101,5 +99,6 @@ def _size(row: Row) -> int:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    for batch in read_batches(path):
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as stream:  # not mapped: a run is read once
+        for batch in stream:
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)

@@ -1,7 +1,8 @@
 """Word n-grams as sets of 64-bit hashes: what near-duplicates and contamination both count.
 
-Hashes, not texts, are held: 8 bytes an n-gram. Two different n-grams share a hash with probability 2⁻⁶⁴, so a set of
-a million is exact for every purpose here. Words are those of `normalise.words`.
+Hashes, not texts, are held: 8 bytes an n-gram. Each word is hashed once, and an n-gram is a polynomial of its words'
+hashes modulo 2⁶⁴ (Karp & Rabin 1987), so two different n-grams share a hash with probability about 2⁻⁶⁴ and a set of a
+million is exact for every purpose here. Words are those of `normalise.words`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 Grams = NDArray[np.uint64]
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so no bit of a word's hash is lost
 
 
 def grams(words: Sequence[str], n: int) -> Grams:
@@ -23,7 +25,12 @@ def grams(words: Sequence[str], n: int) -> Grams:
     if count < 1:
         return np.empty(0, np.uint64)
     digest = xxhash.xxh3_64_intdigest
-    return np.array(sorted({digest(" ".join(words[i : i + n]).encode()) for i in range(count)}), np.uint64)
+    words_W = np.array([digest(word.encode()) for word in words], np.uint64)
+    grams_C = words_W[:count].copy()
+    for place in range(1, n):
+        grams_C *= _BASE
+        grams_C += words_W[place : place + count]
+    return np.unique(grams_C)
 
 
 def shared(a: Grams, b: Grams) -> int:

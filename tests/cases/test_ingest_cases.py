@@ -259,3 +259,47 @@ def test_I10_the_identity_covers_the_tokenizers_content_and_no_path(case, shared
         shutil.copy(file, tmp_path / "tok_a" / "model" / file.name)
     assert STAGE.external(config, tmp_path / "tok_a") == second
     assert str(tmp_path) not in json.dumps(second)
+
+
+def test_I10_cache_kept_across_tokenizers_through_the_runner(case, shared: Path, tmp_path: Path) -> None:
+    from data_contracts.arrow import read_table
+    from data_contracts.records import Request
+    from data_contracts.store import Store
+    from stages.runner import run
+    from tests.stores import blank
+
+    folder = case("I10")
+    rows = [
+        {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}]}
+        for i in range(3)
+    ]
+    (tmp_path / "target.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.copy(folder / "pool.jsonl", tmp_path / "pool.jsonl")
+    for name in ("tok_a", "tok_b"):
+        shutil.copytree(shared / "data" / "stories260k", tmp_path / name)
+        for file in (folder / name).iterdir():
+            shutil.copy(file, tmp_path / name / file.name)
+    address = blank(tmp_path)
+
+    def ids(model: str) -> tuple[list[int], bool]:
+        config = {
+            "seed": 0,
+            "model": ModelConfig(path=model).model_dump(mode="json"),
+            "data": DataConfig(pool=("pool.jsonl",), target=("target.jsonl",)).model_dump(mode="json"),
+            "ingest": IngestConfig().model_dump(mode="json"),
+        }
+        result = run(Request(verb="ingest", config=config, store=address, knobs={"root": str(tmp_path)}))
+        table = read_table(Store(address).open(result.refs["pool_tokens"]) / "data.arrow")
+        return table.column("input_ids")[0].as_py(), result.cached
+
+    first, second = ids("tok_a"), ids("tok_b")
+    again = ids("tok_a")
+    for file in (folder / "tok_b").iterdir():
+        shutil.copy(file, tmp_path / "tok_a" / file.name)
+    third = ids("tok_a")
+    assert not first[1]
+    assert not second[1]
+    assert again == (first[0], True)
+    assert "".join(map(chr, first[0])).startswith("U:hi")
+    assert [255 - i for i in second[0][:4]] == first[0][:4]
+    assert third[0] == second[0]

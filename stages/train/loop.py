@@ -25,14 +25,14 @@ from stages.technique.step import optimizer_step
 from stages.train.best import Best
 from stages.train.examples import Examples
 from stages.train.job import Job
-from stages.train.order import Visits
+from stages.train.order import visits_of
 from stages.train.policy import ask
 from stages.train.position import Position, stated
 from stages.train.rows import Rows
 from stages.train.schedule import Schedule
 from stages.train.snapshot import Snapshots, generator_states
 from stages.train.start import prepare
-from stages.train.telemetry import Telemetry, visits_of
+from stages.train.telemetry import Telemetry, losses_by_place
 from stages.train.validate import Loss, Validation
 from stages.train.windows import Windows, due_steps
 from stages.workers.group import Channel, Group
@@ -51,9 +51,7 @@ class _Segment:
         self.job, self.group, self.channel, self.first = job, group, channel, group.rank == 0
         plan, train = job.plan, job.train
         self.examples = Examples(Path(job.places.selection), [Path(name) for name in job.places.tokens])
-        width = plan.micro_batch * plan.accumulation * group.size
-        visits = Visits(self.examples.repeats, train.epochs, width, job.order_seed, train.drop_last)
-        self.windows = Windows(self.examples, visits, plan)
+        self.windows = Windows(self.examples, visits_of(self.examples.repeats, plan, train, job.order_seed), plan)
         batch_tokens = plan.micro_batch * plan.row_tokens
         self.validation = Validation(Path(job.places.validation), train.validation_rows, batch_tokens)
         self.start = prepare(job, group.device)
@@ -133,7 +131,7 @@ class _Segment:
             at.skipped.append(self.start.run_step + at.step)
         if result.norms is not None:
             self.noise.update(result.norms)
-        found = visits_of(window, mine, result, group)
+        found = losses_by_place(window, mine, result, group)
         if self.first:
             self.telemetry.visits(window, self.examples, found)
             self.telemetry.timing("step", began, tokens)

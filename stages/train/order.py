@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from data_contracts.config import TrainConfig
 from data_contracts.errors import ConfigError, InputError
 from data_contracts.records import Plan
 from stages.model.batch import Row
@@ -80,6 +81,12 @@ class Visits:
                 del self._epochs[next(iter(self._epochs))]
             self._epochs[epoch] = np.random.default_rng([self.seed, epoch]).permutation(stream)
         return self._epochs[epoch]
+
+
+def visits_of(repeats: np.ndarray, plan: Plan, train: TrainConfig, seed: int) -> Visits:
+    """Return a segment's stream: windows of micro-batch x accumulation x ranks visits."""
+    window = plan.micro_batch * plan.accumulation * max(1, plan.workers)
+    return Visits(repeats, train.epochs, window, seed, train.drop_last)
 
 
 def refuse_no_step(rows: int, plan: Plan, drop_last: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_contracts.arrow import write_table
+from data_contracts.arrow import read_table, write_table
 from data_contracts.cost import Cost
 from data_contracts.errors import ModelError
 from data_contracts.records import Summary, Table
@@ -20,6 +20,7 @@ from stages.stage import Work
 from stages.train.best import Best
 from stages.train.job import Job
 from stages.train.loop import RESULT, ROWS
+from stages.train.order import visits_of
 from stages.train.rows import TIMING, read_chunks
 from stages.workers.train import run_workers
 
@@ -36,7 +37,8 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
     """
     result = _finished(job)
     if result is None:
-        with work.progress(title, None, "step") as bar:
+        repeats = read_table(Path(job.places.selection)).column("repeats").to_numpy()
+        with work.progress(title, visits_of(repeats, job.plan, job.train, job.order_seed).steps, "step") as bar:
             made = 0
 
             def progress(done: int, total: int) -> None:

@@ -18,7 +18,7 @@ from stages.train.validate import Loss
 from stages.workers.group import Group
 
 
-def visits_of(window: np.ndarray, mine: list[MicroBatch], result: StepResult, group: Group) -> torch.Tensor:
+def losses_by_place(window: np.ndarray, mine: list[MicroBatch], result: StepResult, group: Group) -> torch.Tensor:
     """Return (loss sum, answer tokens) of each place of the window over all ranks, float64, shape (2, places)."""
     found = torch.zeros(2, len(window), dtype=torch.float64)
     places = [place for micro in mine for place in micro.places]

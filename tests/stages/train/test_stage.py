@@ -55,6 +55,7 @@ def test_a_segment_gives_a_curve_losses_a_checkpoint_and_charges(tmp_path):
     assert costs["eval"].flops > 0
     assert costs["train"].seconds > 0
     assert summary.facts["steps"] == 6
+    assert [(what, bar.total, bar.done) for what, bar in work.bars] == [("train", 6, 6)]
     assert summary.facts["rows"] == 12
     timing = read_table(work.measured("curve", "timing.arrow")).to_pylist()
     assert [row["step"] for row in timing if row["what"] == "step"] == [1, 2, 3, 4, 5, 6]

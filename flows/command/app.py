@@ -7,6 +7,7 @@ shows the traceback.
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from data_contracts.errors import EXIT_TERMINATED, LazyTrainError
+from data_contracts.errors import LazyTrainError
 from flows.environment import refuse_foreign_rooms
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -87,6 +88,8 @@ def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Hold the options that stand before the subcommand."""
+    if debug:
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "INFO")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -103,11 +106,6 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted: what was committed is kept; run the same command to go on\n")
         sys.exit(130)
-
-
-def terminated(signal_number: int, frame: Any) -> None:
-    """Leave with the exit code that a scheduler expects of a terminated process."""
-    sys.exit(EXIT_TERMINATED)
 
 
 if __name__ == "__main__":

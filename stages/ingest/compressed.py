@@ -48,7 +48,7 @@ class _Counted(io.RawIOBase):
 class _Zstandard(io.RawIOBase):
     """Unpacked zstandard frames, one after another; unlike the library's own reader it tells a file that breaks off."""
 
-    def __init__(self, raw: io.BufferedReader) -> None:
+    def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
         self._frame = zstandard.ZstdDecompressor().decompressobj()
         self._begun = False

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ import numpy as np
 
 from data_contracts.config import IngestConfig
 from data_contracts.errors import InputError
+from stages.ingest.candidate import Broken, Candidate, normal_form
 from stages.ingest.compressed import bare_stem
-from stages.ingest.formats import Example, Formats
+from stages.ingest.formats import Formats
 from stages.ingest.readers import read_records
-from stages.ingest.records import Record
 from stages.ingest.report import Report, clean, place
 from stages.ingest.seen import Seen, duplicate, keys_of, leak
 from stages.ingest.sources import files_of
@@ -30,7 +29,7 @@ from stages.ingest.spill import Row, SortedSpill
 from stages.ingest.tables import SPILLED
 from stages.model.tokenise import Renderer, truncate
 from stages.stage import Progress, Work
-from stages.text.near_duplicates import NearIndex, NearText
+from stages.text.near_duplicates import NearIndex
 from stages.text.normalise import example_id
 from stages.text.refusal import Refused
 
@@ -38,29 +37,6 @@ BLOCK_ROWS = 256
 BLOCK_BYTES = 4 << 20
 NEAR_SPLITS = ("target", "pool")
 """Splits whose near-duplicates are removed; of a validation or holdout as given only equal rows are."""
-
-_TEXT_JSON = json.JSONEncoder(ensure_ascii=False)
-
-
-@dataclass
-class Candidate:
-    """A row in normal form on its way through the checks."""
-
-    record: Record
-    example: Example
-    messages: str
-    tools: str
-    example_id: str
-    near: NearText
-
-
-@dataclass
-class Broken:
-    """A row that has no normal form, waiting for its turn in the quarantine."""
-
-    record: Record
-    fault: Refused
-    row_id: str
 
 
 class Ingest:
@@ -150,7 +126,7 @@ class Ingest:
             limit = self.settings.longest_row_bytes
             for record in read_records(source.path, clean(source.label), limit, bar.advance, self.work.folder):
                 self.report.file(split, record.file).read += 1
-                item = self._candidate(record)
+                item = normal_form(record, self.formats)
                 block.append(item)
                 size += len(item.messages) + len(item.example.text) if isinstance(item, Candidate) else 0
                 if len(block) >= BLOCK_ROWS or size >= BLOCK_BYTES:
@@ -158,28 +134,6 @@ class Ingest:
                     block, size = [], 0
         if block:
             yield block
-
-    def _candidate(self, record: Record) -> Candidate | Broken:
-        """Return the row in normal form, or why it has none."""
-        row_id = ""
-        try:
-            if record.fault is not None or record.value is None:
-                raise record.fault or Refused("empty_row", "the record is empty", "")
-            given = record.value.get("id")
-            row_id = given if isinstance(given, str) else "" if given is None else str(given)[:80]
-            example = self.formats.read(record.value)
-            messages = _TEXT_JSON.encode(example.messages) if example.messages else ""
-            tools = _TEXT_JSON.encode(example.tools) if example.tools else ""
-            key = example_id(example.messages, example.tools, example.text)
-            near = NearText.of(example.question(), example.answer())
-            return Candidate(record, example, messages, tools, key, near)
-        except Refused as fault:
-            return Broken(record, fault, row_id)
-        except RecursionError:
-            return Broken(record, Refused("too_deep", "the record nests too deeply", ""), row_id)
-        except UnicodeEncodeError:
-            half = Refused("bad_text", "the text holds half of a surrogate pair, which is no character", "")
-            return Broken(record, half, row_id)
 
     def _row(self, split: str, item: Candidate, bands: list[int] | None) -> Row:
         """Check a row against what was seen, tokenise it, note it. Raises `Refused`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from data_contracts.config import IngestConfig, ModelConfig
 from data_contracts.errors import ModelError
@@ -37,26 +38,31 @@ def ingest_files(
 
     Raises as `splits.ingest` does.
     """
-    renderer = None if model is None else _renderer(model, settings, root)
-    engine = Ingest(settings, work, root, renderer)
+    renderer, longest = (None, None) if model is None else _renderer(model, settings, root)
+    engine = Ingest(settings, work, root, renderer, longest)
     spill, _ = engine.split("pool", pool)
     totals = write_splits(work, spill, {"pool": ("pool", "pool_tokens" if model is not None else None)})
     engine.close()
     return summary(engine, totals, {}, work)
 
 
-def _renderer(model: ModelConfig, settings: IngestConfig, root: Path) -> Callable[[], Renderer]:
+def _renderer(
+    model: ModelConfig, settings: IngestConfig, root: Path
+) -> tuple[Callable[[], Renderer], Callable[[], int] | None]:
     folder = root / model.path if model.path is not None else None
     if folder is not None and (folder / "tokenizer.json").is_file() and not (folder / "config.json").is_file():
-        return lambda: _from_tokenizer(folder, settings)
-    return renderer_for(cache(lambda: pin_model(model, root)), settings)
+        return lambda: _from_tokenizer(folder, settings), None
+    pin = cache(lambda: pin_model(model, root, resize=settings.resize_embeddings))
+    return renderer_for(pin, settings), lambda: pin().longest
 
 
 def _from_tokenizer(folder: Path, settings: IngestConfig) -> Renderer:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{folder.name} holds a tokenizer", str(error), "check tokenizer.json") from error
+    if not tokenizer.is_fast:
+        raise ModelError("a fast tokenizer", f"{type(tokenizer).__name__} is slow", "add tokenizer.json to its folder")
     return Renderer(tokenizer, supervise=settings.supervise, system_role=settings.system_role)

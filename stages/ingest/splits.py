@@ -24,10 +24,11 @@ def renderer_for(pin: Callable[[], ModelPin], settings: IngestConfig) -> Callabl
 
     def make() -> Renderer:
         model = pin()
-        vocabulary = None if settings.resize_embeddings else model.vocabulary
-        tokenizer = load_tokenizer(model)
         return Renderer(
-            tokenizer, supervise=settings.supervise, system_role=settings.system_role, vocabulary=vocabulary
+            load_tokenizer(model),
+            supervise=settings.supervise,
+            system_role=settings.system_role,
+            vocabulary=model.grown_vocabulary or model.vocabulary,
         )
 
     return make
@@ -40,7 +41,7 @@ def ingest(data: DataConfig, model: ModelConfig, settings: IngestConfig, work: W
     files, a split without a usable row or a target too small to cut; `ConfigError`, `ModelError` from what it calls.
     """
     root = Path(str(work.knobs.get("root", ".")))
-    pin = cache(lambda: pin_model(model, root))
+    pin = cache(lambda: pin_model(model, root, resize=settings.resize_embeddings))
     shares = {split: getattr(data, f"{split}_fraction") for split in HELD if not getattr(data, split)}
     if sum(shares.values()) >= 1:
         raise ConfigError(
@@ -80,6 +81,9 @@ def summary(engine: Ingest, totals: Totals, origins: Mapping[str, str], work: Wo
         )
     if engine.limit < engine.settings.longest_tokens:
         work.notice(f"rows are at most {engine.limit} tokens: what the model was made for")
+    if engine.renderer is not None and engine.renderer.control_rows:
+        count, token = engine.renderer.control_rows, engine.renderer.control_token
+        work.notice(f"{count} rows hold text that the tokenizer reads as a control token, such as {token!r}")
     broken = [name for (_, name), count in report.files.items() if count.reasons["corrupt"]]
     if broken:
         work.notice(f"could not be read to the end: {', '.join(broken[:5])}")

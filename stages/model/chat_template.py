@@ -99,7 +99,7 @@ class ChatTemplate:
     ) -> tuple[list[int], list[bool]]:
         """Return (ids, answer mask) from the template's own marks, keeping those of `turns`. Raises `Refused`."""
         self.write(messages, tools)  # raises what the template refuses
-        made = self.tokenizer.apply_chat_template(
+        made: Any = self.tokenizer.apply_chat_template(
             _plain(messages),
             tools=list(tools) or None,
             tokenize=True,

@@ -7,6 +7,7 @@ of plain text, everything but the first token. Needs a fast tokenizer (offsets) 
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,7 +38,8 @@ class Renderer:
         system_role: "fold" a system turn into the next user turn where the template refuses or drops it, or "refuse".
         vocabulary: rows of the model's embedding; a token past it refuses the row. None: not checked.
 
-    `folded` counts the rows whose system turn was folded.
+    `folded` counts the rows whose system turn was folded; `control_rows` those with a turn whose text holds a control
+    token's text (`control_token` is the first seen), which the tokenizer then reads as one.
     """
 
     def __init__(
@@ -52,6 +54,9 @@ class Renderer:
         self.vocabulary = vocabulary
         self.template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
         self.folded = 0
+        self.control_rows, self.control_token = 0, ""
+        special = sorted(set(tokenizer.all_special_tokens), key=lambda token: (-len(token), token))
+        self._control = re.compile("|".join(map(re.escape, special)) or "(?!)")
         tokenizer.backend_tokenizer.no_truncation()  # a tokenizer.json may ask for either
         tokenizer.backend_tokenizer.no_padding()
         self._first = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
@@ -63,6 +68,7 @@ class Renderer:
         turns = supervised_turns(messages, self.supervise)
         if not turns:
             raise Refused("no_answer", "no assistant turn is to be trained on: every `train` flag is false", "messages")
+        self._note_control_tokens(messages)
         if self.template is None:
             return self._checked(*self._plain(messages, tools, set(turns)))
         chat, turns = self._for_template(messages)
@@ -91,6 +97,12 @@ class Renderer:
     @property
     def _end(self) -> list[int]:
         return [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+
+    def _note_control_tokens(self, messages: Sequence[Message]) -> None:
+        found = next(filter(None, (self._control.search(message.get("content") or "") for message in messages)), None)
+        if found is not None:
+            self.control_rows += 1
+            self.control_token = self.control_token or found[0]
 
     def _for_template(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[int]]:
         """Return the chat that the template will take, and its supervised turns."""

@@ -114,7 +114,7 @@ def band_hashes(sets: Sequence[Grams], bands: int, rows: int) -> NDArray[np.int6
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(flat, offsets, bands * rows, SEED)
     signatures = np.array(matrix.to_rows(), np.uint64)
     parts_SBR = signatures.reshape(len(sets), bands, rows)
-    mixed = np.full((len(sets), bands), 0x9E3779B97F4A7C15, np.uint64) * np.arange(1, bands + 1, dtype=np.uint64)
+    mixed: NDArray[np.uint64] = np.tile(np.arange(1, bands + 1, dtype=np.uint64), (len(sets), 1))
     for row in range(rows):  # an FNV-like mix: enough to tell bands apart, verified exactly afterwards
         mixed = (mixed ^ parts_SBR[:, :, row]) * np.uint64(0x100000001B3)
         mixed ^= mixed >> np.uint64(29)

@@ -261,6 +261,7 @@ def test_I10_the_identity_covers_the_tokenizers_content_and_no_path(case, shared
     assert str(tmp_path) not in json.dumps(second)
 
 
+@pytest.mark.slow
 def test_I10_cache_kept_across_tokenizers_through_the_runner(case, shared: Path, tmp_path: Path) -> None:
     from data_contracts.arrow import read_table
     from data_contracts.records import Request

@@ -37,9 +37,9 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise _refused(where, f"the non-finite number {value}")
-        return value
+        return value + 0.0  # -0.0 equals 0.0
     if isinstance(value, str):
-        return unicodedata.normalize("NFC", value)
+        return _text(value, where)
     if isinstance(value, (list, tuple)):
         return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, Mapping):
@@ -47,9 +47,18 @@ def _plain(value: Any, where: str) -> Any:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise _refused(where, f"the key {key!r} of type {type(key).__name__}")
-            plain[unicodedata.normalize("NFC", key)] = _plain(item, f"{where}.{key}")
+            name = _text(key, where)
+            if name in plain:
+                raise _refused(where, f"the key {name!r} twice, in two Unicode forms")
+            plain[name] = _plain(item, f"{where}.{name}")
         return plain
     raise _refused(where, f"a value of type {type(value).__name__}")
+
+
+def _text(text: str, where: str) -> str:
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise _refused(where, "text with half of a surrogate pair")
+    return unicodedata.normalize("NFC", text)
 
 
 def _refused(where: str, what: str) -> CanonicalError:

@@ -281,7 +281,7 @@ class _UniqueKeys(yaml.SafeLoader):
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
             raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
         if key in seen:
@@ -297,7 +297,7 @@ def load(path: Path) -> Config:
     """Read one YAML file. Raises `ConfigError` for a missing, unreadable or invalid one."""
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: bad UTF-8, the date 2001-13-01
         raise ConfigError(f"{path} is a readable YAML file", str(error), "see `lazytrain init`") from error
     return parse(values, str(path))
 

@@ -66,7 +66,7 @@ class Finite(Invariant):
 
 
 class Within(Invariant):
-    """Between `low` and `high` (either may be None), both included; null passes."""
+    """Between `low` and `high` (either may be None), both included; null passes, NaN is nowhere."""
 
     def __init__(self, column: str, low: float | None = None, high: float | None = None) -> None:
         super().__init__(column)
@@ -77,10 +77,12 @@ class Within(Invariant):
 
     def broken(self, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column(self.column)
-        bad = pa.array([False] * len(column), pa.bool_()) if self.low is None else pc.less(column, self.low)
+        inside = pa.array([True] * len(column), pa.bool_())
+        if self.low is not None:
+            inside = pc.and_kleene(inside, pc.greater_equal(column, self.low))
         if self.high is not None:
-            bad = pc.or_kleene(bad, pc.greater(column, self.high))
-        return pc.fill_null(bad, False)
+            inside = pc.and_kleene(inside, pc.less_equal(column, self.high))
+        return pc.fill_null(pc.invert(inside), False)
 
 
 class NotEmpty(Invariant):
@@ -243,7 +245,8 @@ class Contract:
             above = pc.or_(above, pc.and_(equal, pc.greater(after, before)))
             equal = pc.and_(equal, pc.equal(after, before))
         first = tuple(batch.column(name)[0].as_py() for name in self.key)
-        head = pa.array([last is not None and not first > last])
+        whole = last is not None and None not in (*first, *last)  # a null is reported as a null
+        head = pa.array([whole and not first > last])
         ends = tuple(batch.column(name)[count - 1].as_py() for name in self.key)
         return pa.concat_arrays([head, pc.invert(above)]), ends
 

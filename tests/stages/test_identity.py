@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_contracts.errors import CanonicalError
@@ -175,6 +175,7 @@ def test_a_value_without_a_canonical_form_has_no_identity() -> None:
         of(external={"a": float("nan")})
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.booleans(), max_size=5))
 def test_the_order_of_keys_does_not_matter(external: dict[str, Any]) -> None:
     assert of(external=external) == of(external=dict(reversed(external.items())))

@@ -56,13 +56,13 @@ class Lora(Technique):
             bias="none",
             task_type="CAUSAL_LM",
         )
-        return get_peft_model(model, config)  # type: ignore[return-value]
+        return get_peft_model(model, config)
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the base with the adapters added to its weights, its ties kept."""
         from stages.model.checkpoint import merge_adapters
 
-        return merge_adapters(model)  # type: ignore[no-any-return]
+        return merge_adapters(model)
 
     def trainable_count(self, model: PreTrainedModel) -> int:
         """Return the sum over targets of r (inputs + outputs), and outputs again with DoRA."""

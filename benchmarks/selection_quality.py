@@ -243,15 +243,15 @@ def run(data: Path, work: Path, quick: bool) -> dict[str, Any]:
             folder = work / f"{category.replace(' ', '-').lower()}-{seed}"
             write_splits(folder, tasks, category, seed, sizes)
             cell = Cell(folder, settings(data / "stories260k", seed), rates)
-            outcome = {"base": {"losses": cell.losses(None), "cost": Cost(), "rows": 0, "learning_rate": 0.0}}
+            outcome: dict[str, dict[str, Any]] = {
+                "base": {"losses": cell.losses(None), "cost": Cost(), "rows": 0, "learning_rate": 0.0}
+            }
             for arm in ARMS:
                 outcome[arm] = cell.arm(arm)
             cells.append(outcome)
             for arm, found in outcome.items():
-                rows.append(
-                    [category, str(seed), arm, str(found["rows"]), f"{found['learning_rate']:g}"]
-                    + [f"{mean_loss(found['losses']):.4f}", f"{found['cost'].flops:.3e}"]
-                )
+                said = f"{mean_loss(found['losses']):.4f}", f"{found['cost'].flops:.3e}"
+                rows.append([category, str(seed), arm, str(found["rows"]), f"{found['learning_rate']:g}", *said])
             console.print(f"{category}, seed {seed}: " + ", ".join(f"{r[2]} {r[5]}" for r in rows[-len(outcome) :]))
     table = Table("category", "seed", "arm", "rows", "rate", "holdout loss", "FLOPs, all charged")
     for row in rows:

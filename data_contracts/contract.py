@@ -175,7 +175,8 @@ class Contract:
 
     def validate(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Check every batch and return the number of rows; raises `ContractError` with all violations found."""
-        rows, last, violations = 0, None, dict[tuple[str, str], Violation]()
+        rows, violations = 0, dict[tuple[str, str], Violation]()
+        last: tuple[Any, ...] | None = None
         for batch in batches:
             if batch.schema != self.schema:
                 raise self.error([self._schema_violation(batch.schema)])
@@ -245,8 +246,8 @@ class Contract:
             above = pc.or_(above, pc.and_(equal, pc.greater(after, before)))
             equal = pc.and_(equal, pc.equal(after, before))
         first = tuple(batch.column(name)[0].as_py() for name in self.key)
-        whole = last is not None and None not in (*first, *last)  # a null is reported as a null
-        head = pa.array([whole and not first > last])
+        below = last is not None and None not in (*first, *last) and not first > last  # a null is reported as a null
+        head = pa.array([below])
         ends = tuple(batch.column(name)[count - 1].as_py() for name in self.key)
         return pa.concat_arrays([head, pc.invert(above)]), ends
 

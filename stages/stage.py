@@ -208,4 +208,5 @@ def find_stage(verb: str) -> Stage[Any]:
     if verb not in VERBS:
         raise ConfigError("the name of a stage", f"no stage is called {verb!r}", nearest(verb, list(VERBS)))
     module = import_module(_HOMES.get(verb, f"stages.{verb}.stage"))
-    return module.STAGE  # type: ignore[no-any-return]
+    stage: Stage[Any] = module.STAGE
+    return stage

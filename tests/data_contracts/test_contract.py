@@ -59,9 +59,7 @@ RULES = {
 
 def batches(rows: list[dict[str, Any]], cuts: list[int]) -> list[pa.RecordBatch]:
     """Return the rows as batches that are slices of one larger batch, so that offsets are not zero."""
-    whole = pa.RecordBatch.from_arrays(
-        [pa.array([row[f.name] for row in rows], f.type) for f in SCHEMA], schema=SCHEMA
-    )
+    whole = pa.RecordBatch.from_arrays([pa.array([row[f.name] for row in rows], f.type) for f in SCHEMA], schema=SCHEMA)
     edges = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
     return [whole.slice(a, b - a) for a, b in itertools.pairwise(edges)]
 
@@ -75,7 +73,9 @@ def broken(contract: Contract, found: list[pa.RecordBatch]) -> dict[str, int]:
             seen.extend(violations)
             return super().error(violations)
 
-    spy = Seen(contract.name, contract.version, contract.schema, contract.key, contract.invariants, "", contract.least_rows)
+    spy = Seen(
+        contract.name, contract.version, contract.schema, contract.key, contract.invariants, "", contract.least_rows
+    )
     try:
         spy.validate(found)
     except ContractError:

@@ -42,8 +42,7 @@ def normal_form(record: Record, formats: Formats) -> Candidate | Broken:
     try:
         if record.fault is not None or record.value is None:
             raise record.fault or Refused("empty_row", "the record is empty", "")
-        given = record.value.get("id")
-        row_id = given if isinstance(given, str) else "" if given is None else str(given)[:80]
+        row_id = formats.row_id(record.value)
         example = formats.read(record.value)
         messages = _TEXT_JSON.encode(example.messages) if example.messages else ""
         tools = _TEXT_JSON.encode(example.tools) if example.tools else ""

@@ -12,6 +12,7 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -111,6 +112,7 @@ def bare_suffix(name: str) -> str:
     return Path(path.stem).suffix if path.suffix in SUFFIXES else path.suffix
 
 
+@lru_cache(maxsize=256)
 def bare_stem(name: str) -> str:
     """Return a file's name without its suffixes of format and packing: `pool` of `pool.jsonl.gz`."""
     path = Path(name)

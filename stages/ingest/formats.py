@@ -61,9 +61,7 @@ class Formats:
 
     def read(self, row: Mapping[str, Any]) -> Example:
         """Return the example that a row holds. Raises `Refused`."""
-        example = Example()
-        row_id = row.get(self._name(row, "id") or "")
-        example.row_id = row_id if isinstance(row_id, str) else "" if row_id is None else str(row_id)
+        example = Example(row_id=self.row_id(row))
         settings = self.settings
         used = self._readers[self.detect(row) if settings.format == "auto" else settings.format](row, example)
         self._read_tools(row, example, used)
@@ -78,6 +76,11 @@ class Formats:
         example.extra |= {key: plain_json(value) for key, value in row.items() if key not in used}
         check_nul(example)
         return example
+
+    def row_id(self, row: Mapping[str, Any]) -> str:
+        """Return the id that the user gave the row, "" for none; only to speak of it."""
+        value = row.get(self._name(row, "id") or "")
+        return value[:80] if isinstance(value, str) else "" if value is None else str(value)[:80]
 
     def detect(self, row: Mapping[str, Any]) -> str:
         """Return the row's format; a field that is null counts only where no other format fits. Raises `Refused`."""

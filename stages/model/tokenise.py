@@ -89,8 +89,15 @@ class Renderer:
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> list[int]:
         """Return the ids of a chat up to where the assistant speaks, for generation. Raises `Refused`."""
         if self.template is None:
-            text = "\n".join(message["content"] for message in messages) + "\n"
-            return self._first + self._encode(text, [])[0]
+            ids, waiting = list(self._first), ""
+            for message in messages:
+                waiting += message["content"] or ""
+                if message["role"] == "assistant":
+                    ids += self._encode(waiting, [])[0] + self._end
+                    waiting = ""
+                else:
+                    waiting += "\n"
+            return ids + self._encode(waiting, [])[0]
         chat, _ = self._for_template(messages)
         return self._encode(self.template.write(chat, tools, prompt=True), [])[0]
 

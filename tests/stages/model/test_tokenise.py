@@ -172,9 +172,11 @@ def test_the_plain_form_of_a_base_model() -> None:
         renderer.tokenizer.decode(rendered.ids) == "<s>Be brief.\nWhat is it?\nIt is an owl.</s>And this?\nA wren.</s>"
     )
     assert learnt(renderer, [SYSTEM, Q, A, Q2, A2]) == ["It is an owl.</s>", "A wren.</s>"]
-    prompt = renderer.prompt([SYSTEM, Q])
-    assert rendered.ids[: len(prompt)] == prompt
-    assert not any(rendered.answer_mask[: len(prompt)])
+    for before in (2, 4):
+        prompt = renderer.prompt([SYSTEM, Q, A, Q2][:before])
+        assert rendered.ids[: len(prompt)] == prompt
+        assert rendered.answer_mask[len(prompt)]
+        assert not rendered.answer_mask[len(prompt) - 1]
     with pytest.raises(Refused, match="chat template"):
         renderer.render([Q, A], [{"name": "f"}])
 

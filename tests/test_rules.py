@@ -21,8 +21,8 @@ PLANTED = {
     "Only stages import torch": ("flows/present.py", "import torch"),
     "Only workers import ray": ("stages/train/stage.py", "import ray"),
     "A verb imports nouns, never a verb": ("stages/score/stage.py", "import stages.select.stage"),
-    "Nouns import only the nouns below them, and no verb": ("stages/text/normalise.py", "import stages.model.batch"),
-    "Inside data_contracts: the store, then config, records, tables, contract, canonical": (
+    "A noun imports only nouns below it": ("stages/text/normalise.py", "import stages.model.batch"),
+    "Inside data_contracts, one direction": (
         "data_contracts/tables.py",
         "import data_contracts.records",
     ),

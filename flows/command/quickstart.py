@@ -15,7 +15,7 @@ import typer
 from data_contracts.config import ModelConfig
 from flows.command import quickstart_data
 from flows.command.model import pull
-from flows.command.run import execute
+from flows.command.run import OutcomeFile, execute
 from flows.workspace import CONFIG_FILE
 
 app = typer.Typer()
@@ -48,6 +48,7 @@ begin:
 
 score:
   scorer: {{method: influence}}
+  batch_tokens: 512        # tokens a forward and backward pass: memory, not result
 
 select:
   selector: {{method: top_k}}
@@ -64,17 +65,18 @@ govern:
 @app.command()
 def quickstart(
     folder: Annotated[Path, typer.Option(help="Where configuration, data and results go.")] = Path("quickstart"),
+    outcome: OutcomeFile = None,
 ) -> None:
     """Run the whole chain on a small real model and real text."""
-    execute(write(folder))
+    execute(write(folder), outcome)
 
 
-def write(folder: Path) -> Path:
+def write(folder: Path, sizes: quickstart_data.Sizes = quickstart_data.SIZES) -> Path:
     """Write the data and the configuration where they are not there yet; return the configuration's path."""
     config = folder / CONFIG_FILE
     if not config.is_file():
         model = pull()
-        quickstart_data.write(folder / "data")
+        quickstart_data.write(folder / "data", sizes)
         config.write_text(TEMPLATE.format(file=config, model=_model(model)), encoding="utf-8")
     return config
 

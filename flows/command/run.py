@@ -19,14 +19,24 @@ from flows.workspace import CONFIG_FILE, Workspace
 app = typer.Typer()
 
 
+OutcomeFile = Annotated[Path | None, typer.Option("--outcome", help="Write what came of the run here, as JSON.")]
+
+
 @app.command()
-def run(config: Annotated[Path, typer.Argument(help="The configuration file.")] = Path(CONFIG_FILE)) -> None:
+def run(
+    config: Annotated[Path, typer.Argument(help="The configuration file.")] = Path(CONFIG_FILE),
+    outcome: OutcomeFile = None,
+) -> None:
     """Run the pipeline of a configuration; what is unchanged is reused."""
-    execute(config)
+    execute(config, outcome)
 
 
-def execute(config: Path) -> Outcome:
+def execute(config: Path, report: Path | None = None) -> Outcome:
     """Run the pipeline of `config`, show its progress and its summary, and return its outcome.
+
+    Args:
+        config: the configuration file.
+        report: where the outcome is written as JSON; unset is nowhere.
 
     Raises `ConfigError` before anything starts, and whatever a stage refuses.
     """
@@ -40,4 +50,7 @@ def execute(config: Path) -> Outcome:
     REPORTER.set(screen())
     outcome: Outcome = pipeline(str(workspace.file))
     show_outcome(outcome, workspace)
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(outcome.model_dump_json(indent=1), encoding="utf-8")
     return outcome

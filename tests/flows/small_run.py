@@ -33,7 +33,7 @@ def lay_out(folder: Path, shared: Path, **sections: dict[str, Any]) -> Path:
             if row["category"] == CATEGORY and len(tasks[row["task"]]) < ROWS_A_TASK:
                 tasks[row["task"]].append(row)
     names = sorted(tasks)
-    parts = {"target": names[:1], "validation": names[1:2], "holdout": names[2:4], "pool": names[4:9]}
+    parts = {"target": names[:1], "validation": names[1:2], "holdout": names[2:5], "pool": names[5:10]}
     for part, chosen in parts.items():
         rows = [row for name in chosen for row in tasks[name]]
         (folder / f"{part}.jsonl").write_text("".join(json.dumps(plain(row)) + "\n" for row in rows), encoding="utf-8")

@@ -1,0 +1,141 @@
+"""The pipeline on a real small model and real instructions: to a verdict, reused, edited, and one stage again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from data_contracts.records import Decision, Verdict
+from stages.stage import VERBS
+from tests.flows.command.test_app import ROOT
+from tests.flows.small_run import Runs, lay_out
+
+pytestmark = [pytest.mark.slow, pytest.mark.shared, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory, shared):
+    """The folder of a run that has been made once; what the command printed."""
+    folder = tmp_path_factory.mktemp("small")
+    lay_out(folder, shared)
+    runs = Runs(folder)
+    return runs, runs.run("run")
+
+
+def cached(runs: Runs) -> dict[str, bool]:
+    """Return, of the newest run, name of each call → whether it was reused."""
+    return {row.name: row.cached for row in runs.attempts()}
+
+
+def test_a_run_ends_in_a_verdict_on_measured_losses(first):
+    runs, printed = first
+    rows = {row.name: row for row in runs.attempts()}
+    assert {row.stage for row in rows.values()} == set(VERBS)
+    verdict = runs.store.record(rows["judge"].refs["verdict"], Verdict)
+    assert verdict.outcome in ("promote", "hold", "reject")
+    evaluation = rows["evaluate"].refs["evaluation"]
+    assert evaluation.rows == 2 * 24, "base and candidate on 24 holdout items"
+    for word in ("Decisions", "FLOPs", "peak memory", "verdict", "interval of the difference", "lazytrain status"):
+        assert word in printed
+    decision = runs.store.record(rows["govern-round-1"].refs["decision"], Decision)
+    assert verdict.candidate == decision.best
+
+
+def test_calls_of_the_loop_are_named_for_stage_and_round(first):
+    names = [row.name for row in first[0].attempts()]
+    assert names == [
+        *("ingest", "plan", "begin", "govern"),
+        *("plan-round-1", "score-round-1", "select-round-1", "train-round-1", "govern-round-1"),
+        *("evaluate", "judge", "promote"),
+    ]
+
+
+def test_prefect_shows_a_task_a_call_reused_ones_as_cached_and_artifacts_for_plan_decision_verdict(first):
+    runs, _ = first
+    runs.run("run")
+    assert all(reused for name, reused in cached(runs).items() if name != "promote"), cached(runs)
+    code = (
+        "from pathlib import Path\nfrom flows.environment import prepare\n"
+        f"prepare(Path({str(runs.folder / '.lazytrain')!r}))\n"
+        "from prefect.client.orchestration import get_client\nimport json\n"
+        "with get_client(sync_client=True) as client:\n"
+        "    flow = max(client.read_flow_runs(), key=lambda run: run.start_time)\n"
+        "    from prefect.client.schemas.filters import FlowRunFilter\n"
+        "    found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={'any_': [flow.id]}))\n"
+        "    keys = [item.key for item in client.read_artifacts()]\n"
+        "print(json.dumps({'tasks': {run.name: run.state.name for run in found}, 'keys': keys, 'parameters': flow.parameters}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout.splitlines()[-1])
+    assert len(shown["tasks"]) == 12
+    assert {state for name, state in shown["tasks"].items() if name != "promote"} == {"Cached"}
+    assert shown["tasks"]["promote"] == "Completed"
+    assert {"small-plan", "small-govern", "small-judge"} <= set(shown["keys"])
+    assert len(json.dumps(shown["parameters"])) < 10_000
+
+
+def test_a_run_that_reuses_everything_loads_neither_torch_nor_ray(first):
+    code = (
+        "import sys, json\nfrom flows.command.run import execute\n"
+        "outcome = execute('lazytrain.yaml')\n"
+        "print(json.dumps([outcome.reused, len(outcome.steps), 'torch' in sys.modules, 'ray' in sys.modules]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"],
+        cwd=first[0].folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [11, 12, False, False]
+
+
+def test_editing_one_stage_runs_it_and_those_after_it_and_nothing_before_it(first):
+    runs, _ = first
+    runs.edit("judge", gates=[{"method": "better_than_base"}])
+    runs.run("run")
+    ran = [name for name, reused in cached(runs).items() if not reused]
+    assert ran == ["judge", "promote"]
+    runs.edit("select", fraction=0.3)
+    runs.run("run")
+    ran = [name for name, reused in cached(runs).items() if not reused]
+    assert "select-round-1" in ran
+    assert not {"ingest", "begin", "govern", "score-round-1"} & set(ran)
+    assert ran[-1] == "promote"
+
+
+def test_one_stage_again_on_a_past_run_leaves_that_run_untouched(first):
+    runs, _ = first
+    past = runs.store.runs()[-1]
+    before = runs.store.attempts(past.run)
+    printed = runs.run("stage", "evaluate", "--run", past.run[:12])
+    assert f"run {past.run} is as it was" in printed
+    assert runs.store.attempts(past.run) == before
+    (again,) = runs.attempts()
+    assert again.stage == "evaluate"
+    assert not again.cached
+    evaluated = next(row for row in before if row.stage == "evaluate")
+    assert again.run != evaluated.run
+    assert again.refs["evaluation"].digest == evaluated.refs["evaluation"].digest
+
+
+def test_status_tells_runs_costs_decisions_and_the_verdict(first):
+    printed = first[0].run("status")
+    for word in ("Runs", "finished", "evaluate"):
+        assert word in printed
+    oldest = first[0].store.runs()[-1].run
+    printed = first[0].run("status", "--run", oldest)
+    for word in ("decision", "verdict", "promotion", "score-round-1", "FLOPs"):
+        assert word in printed
+
+
+def test_a_stage_that_a_past_run_did_not_reach_is_refused(first):
+    from tests.flows.command.test_app import lazytrain
+
+    newest = first[0].newest()
+    done = lazytrain("stage", "score", "--run", newest, "--round", "7", cwd=first[0].folder)
+    assert done.returncode == 2
+    assert "score-round-7" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -25,7 +25,7 @@ from flows.command.model import pull
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE_SECONDS = 0.2
-QUICK = quickstart_data.Sizes(target=16, validation=16, holdout=40, pool_of_target=20, other_topic=2, manual=8)
+QUICK = quickstart_data.Sizes(target=12, validation=12, holdout=32, pool_of_target=20, other_topic=2, manual=8)
 
 BARE_FLOW = """
 import sys

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from prefect import flow
 
-from data_contracts.records import Decision, Plan, Promotion, Verdict
+from data_contracts.records import Decision, Plan, Promotion, Ref, Verdict
 from flows.outcome import Outcome
 from flows.stage_flows import opened
 
@@ -30,7 +30,8 @@ def pipeline(config_file: str = "lazytrain.yaml") -> Outcome:
         planned = run.call("plan", base=base, pool=data.ref("pool"), pool_tokens=pool, target_tokens=target)
         plan = planned.ref("plan")
         begun = run.call("begin", base=base, plan=plan, pool_tokens=pool, validation_tokens=validation)
-        checkpoint, selection, scores = begun.ref("checkpoint"), begun.ref("selection"), ()
+        checkpoint, selection = begun.ref("checkpoint"), begun.ref("selection")
+        scores: tuple[Ref, ...] = ()
         curves, checkpoints, losses = begun.ref("curve"), checkpoint, begun.ref("example_losses")
         selections = selection
         decided = run.call("govern", curve=curves, checkpoint=checkpoints, plan=plan)

@@ -26,8 +26,8 @@ from data_contracts.store import Store
 from flows.outcome import Outcome, Step
 from flows.present import publish
 from flows.workspace import CONFIG_FILE, Workspace
-from stages.runner import Reporter
 from stages.runner import run as run_stage
+from stages.work import Reporter
 
 R = TypeVar("R", bound=Frozen)
 REPORTER: ContextVar[Reporter | None] = ContextVar("reporter", default=None)
@@ -71,7 +71,7 @@ def call(
         refresh=refresh,
     )
     answer = stage_call(request, workspace.config.name)
-    return answer.result() if isinstance(answer, State) else answer  # type: ignore[return-value]
+    return answer.result() if isinstance(answer, State) else answer
 
 
 class PipelineRun:

@@ -38,7 +38,7 @@ data:
 
 budget:
   peak_bytes: 5GB          # the plan picks a way of training that fits
-  flops: 4e13
+  flops: 3e13
 
 ingest:
   longest_tokens: 128
@@ -55,7 +55,8 @@ select:
   fraction: 0.25           # of the pool
 
 train:
-  epochs: 2
+  epochs: 1                # of the selection, in each round
+  evaluations: 2           # on validation, in each round
 
 govern:
   rounds: 2

@@ -27,12 +27,12 @@ LONGEST_ANSWER = 160
 class Sizes(NamedTuple):
     """Rows of each part."""
 
-    target: int = 32
-    validation: int = 48
-    holdout: int = 96
-    pool_of_target: int = 60
-    other_topic: int = 12
-    manual: int = 40
+    target: int = 24
+    validation: int = 24
+    holdout: int = 64
+    pool_of_target: int = 40
+    other_topic: int = 8
+    manual: int = 24
 
 
 SIZES = Sizes()

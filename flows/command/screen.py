@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 
 from rich.console import Console
@@ -104,7 +104,7 @@ def screen() -> Screen:
     return _SCREEN
 
 
-def progress_of(what: str, total: float | None, unit: str):  # type: ignore[no-untyped-def] # a context manager of Bar
+def progress_of(what: str, total: float | None, unit: str) -> AbstractContextManager[Bar]:
     """Show a bar for the time of the block, outside any stage."""
     return _SCREEN.progress(what, total, unit)
 

@@ -6,6 +6,7 @@ On Linux the kernel keeps the largest resident size (VmHWM); it can be reset whe
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import TracebackType
 import torch
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 2**20  # mallopt(3)
 _RESET_PEAK = "5"  # proc(5): reset the peak resident set size to the current one
 
 
@@ -52,6 +54,19 @@ def reset_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+def return_freed_memory() -> bool:
+    """Make the C allocator give freed blocks of 1 MiB and more back to the system; return whether it can (glibc).
+
+    By default glibc raises that limit to 32 MiB as it sees large blocks freed, and keeps what lies below in a heap that
+    fragments: training a 17M-parameter Llama with LoRA and recomputation held 410 MiB more than its tensors, against 6
+    MiB with the limit fixed. The price is fresh pages: 3 % of a step's CPU time at 135M parameters, 35 % at 17M.
+    """
+    try:
+        return bool(ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK))
+    except (AttributeError, OSError):
+        return False
 
 
 class PeakMeter:

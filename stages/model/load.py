@@ -62,8 +62,11 @@ def load_folder(folder: Path, *, dtype: torch.dtype | None = None, device: str =
     """Load a model from a folder of safetensors or one GGUF file; see `load_model`."""
     import torch
 
+    from stages.meter.memory import return_freed_memory
     from stages.model.loss import verify_head
 
+    if device == "cpu":
+        return_freed_memory()  # what a plan predicts is tensors: the allocator must not keep much besides
     dtype = torch.float32 if dtype is None else dtype
     gguf = _gguf(folder)
     model: Any = _from_safetensors(folder, dtype) if gguf is None else load_llama(gguf, dtype)

@@ -24,7 +24,7 @@ from rich.text import Text
 from data_contracts.errors import EXIT_REFUSED
 from flows.command.model import PACKAGED, SMALL, models_home
 from flows.command.screen import console
-from flows.readable import size, text
+from flows.readable import size
 
 app = typer.Typer()
 
@@ -102,23 +102,29 @@ def _installed(name: str) -> str | None:
 
 
 def _machine() -> Iterator[Check]:
-    from stages.meter.machine import describe, device_kind
+    from stages.meter.machine import describe
 
     facts = describe()
-    memory = facts.get("memory_bytes")
-    for name, value in facts.items():
-        shown = size(value) if name.endswith("_bytes") and isinstance(value, int) else text(value)
-        yield Check(name.removesuffix("_bytes").replace("_", " "), "ok", str(shown))
-    if isinstance(memory, int) and memory < LEAST_MEMORY:
+    yield Check("system", "ok", str(facts["system"]))
+    fast = "with fast bfloat16" if facts["fast_bfloat16"] else "float32 only at speed"
+    yield Check("processor", "ok", f"{facts['cpu']}, {facts['cores']} cores for this process, {fast}")
+    memory = int(facts["memory_bytes"])
+    enough = memory >= LEAST_MEMORY
+    yield Check(
+        "memory",
+        "ok" if enough else "can wait",
+        f"{size(memory)}, {size(int(facts['memory_available_bytes']))} free now",
+        "" if enough else f"the quick start needs {size(LEAST_MEMORY)}; for your own runs lower budget.peak_bytes",
+    )
+    for found in facts["accelerators"]:
+        name = f"{found['name']}, {size(found['memory_bytes'])}, capability {found['capability']}"
+        yield Check("accelerator", "ok", name)
+    if not facts["accelerators"]:
         yield Check(
-            "memory",
+            "accelerator",
             "can wait",
-            f"{size(memory)}; the quick start needs {size(LEAST_MEMORY)}",
-            "lower budget.peak_bytes",
-        )
-    if device_kind() == "cpu":
-        yield Check(
-            "accelerator", "can wait", "none: models up to a few hundred million parameters train here", "see docs"
+            "no NVIDIA device: models up to a few hundred million parameters train here",
+            "for larger ones run where a GPU is, with a torch built for it",
         )
 
 

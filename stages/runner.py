@@ -7,6 +7,7 @@ stage alone knows how to compute; the store alone where things lie.
 
 from __future__ import annotations
 
+import functools
 import logging
 import platform
 import shutil
@@ -18,7 +19,7 @@ from typing import Any
 
 from data_contracts.cost import Cost
 from data_contracts.errors import ArtifactError, LazyTrainError
-from data_contracts.records import CONTRACTS, Manifest, Request, Result
+from data_contracts.records import CONTRACTS, Manifest, Request, Result, StoreAddress
 from data_contracts.store import Store
 from stages.admission import open_inputs, parse_slice
 from stages.ending import peak_bytes, terminated_by_signal, unwritable
@@ -52,7 +53,7 @@ def run(request: Request, *, reporter: Reporter | None = None) -> Result:
     reporter = reporter or Silent()
     stage = find_stage(request.verb)
     config = parse_slice(stage, request.config)
-    store = Store(request.store)
+    store = _store(request.store)
     inputs = open_inputs(store, stage, request)
     version = stage_version(stage, config)
     external = stage.external(config, Path(str(request.knobs.get("root") or ".")))
@@ -64,6 +65,12 @@ def run(request: Request, *, reporter: Reporter | None = None) -> Result:
     if request.origin.run is not None:
         store.note_result(request.origin.run, request.origin.name or stage.verb, result)
     return result
+
+
+@functools.lru_cache(maxsize=8)
+def _store(address: StoreAddress) -> Store:
+    """Return this process's store at `address`: finding its coordination runs again costs more than an adoption."""
+    return Store(address)
 
 
 class _Job:

@@ -6,6 +6,7 @@ logged; a payload only with the sizes and hashes of its manifest.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +23,8 @@ from data_contracts.store.lease import Coordination, State
 from data_contracts.store.tracking import Tracking, local_path
 
 R = TypeVar("R", bound=Frozen)
+
+_log = logging.getLogger(__name__)
 
 CACHE_BYTES = 20 * 2**30
 
@@ -42,31 +45,38 @@ class Reader:
         self._tracking = Tracking(address)
         self._coordination = Coordination(self._tracking)
         self._hashes = Hashes(work / "hashes.sqlite")
-        self._manifests: dict[str, Manifest] = {}
+        self._remote: dict[str, Manifest] = {}
+        self._digests: dict[str, str] = {}  # run → sha256 of its manifest, which is written once
         self._backends: dict[str, InPlace | Uploading] = {}
 
     def _backend(self, run: str) -> InPlace | Uploading:
         if run not in self._backends:
             try:
-                uri = self._tracking.do(lambda client: client.get_run(run)).info.artifact_uri
+                found = self._tracking.do(lambda client: client.get_run(run))
             except Exception as error:
                 if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
                     raise
                 raise ArtifactError(
                     f"run {run} is in this store", "it is not", "give the store that the reference comes from"
                 ) from error
-            self._backends[run] = backend_of(self._tracking, run, uri, self.work / "cache", self._cache_bytes)
+            uri, cache = found.info.artifact_uri, self.work / "cache"
+            if MANIFEST in found.data.params:
+                self._digests[run] = found.data.params[MANIFEST]
+            self._backends[run] = backend_of(self._tracking, run, uri, cache, self._cache_bytes)
         return self._backends[run]
 
     def read_manifest(self, run: str) -> Manifest:
         """Return the manifest of a committed attempt. Raises `ArtifactError` where there is none, or it was altered."""
-        if run not in self._manifests:
-            backend = self._backend(run)
-            digest = self._tracking.params(run).get(MANIFEST)
-            if digest is None:
-                raise ArtifactError(f"run {run} committed an artifact", "it committed nothing", "re-run its stage")
-            self._manifests[run] = artifacts.read_manifest(backend, digest)
-        return self._manifests[run]
+        backend = self._backend(run)
+        digest = self._digests.get(run) or self._tracking.params(run).get(MANIFEST)
+        if digest is None:
+            raise ArtifactError(f"run {run} committed an artifact", "it committed nothing", "re-run its stage")
+        self._digests[run] = digest
+        if isinstance(backend, InPlace):
+            return artifacts.read_manifest(backend, digest)
+        if run not in self._remote:  # a download each time would make the ledger slow
+            self._remote[run] = artifacts.read_manifest(backend, digest)
+        return self._remote[run]
 
     def open(self, ref: Ref, *, verify: bool = False) -> Path:
         """Return the folder of `ref`'s content, read-only, verified; `verify` reads every byte again.
@@ -121,11 +131,12 @@ class Reader:
     def _newest(self, state: State, verify: bool) -> Manifest | None:
         for commit in reversed(state.commits):
             try:
-                manifest = self.read_manifest(commit.run)
+                backend = self._backend(commit.run)
+                manifest = artifacts.read_manifest(backend, commit.manifest)
                 for output in manifest.outputs.values():
-                    artifacts.open_verified(self._backend(commit.run), output, self._hashes, fresh=verify)
-            except ArtifactError:
-                self._manifests.pop(commit.run, None)
+                    artifacts.open_verified(backend, output, self._hashes, fresh=verify)
+            except ArtifactError as error:
+                _log.warning("commit %s of run %s cannot be used: %s", commit.number, commit.run, error.found)
                 continue
             return manifest
         return None

@@ -3,7 +3,7 @@
 What may still be spent is the budget minus the ledger, minus a share kept for the final evaluation; limits in tokens,
 seconds or money are turned into FLOPs at the rate at which training has spent them so far, so that one number is
 compared. Each remaining round gets an equal share, and there are no more rounds than affordable ones. Before the first
-scoring its cost is taken to be that of one training pass over the pool, as the warm-up's share of it tells.
+scoring its cost is taken to be that of one training pass over the pool, as planned.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from data_contracts.config import BeginConfig, BudgetConfig, GovernConfig
+from data_contracts.config import BudgetConfig, GovernConfig
 from data_contracts.cost import STOCKS, Budget, Cost
 from data_contracts.direction import direction_of
 from data_contracts.errors import ArtifactError
@@ -37,8 +37,6 @@ class Settings(Protocol):
     @property
     def budget(self) -> BudgetConfig: ...
     @property
-    def begin(self) -> BeginConfig: ...
-    @property
     def govern(self) -> GovernConfig: ...
 
 
@@ -53,9 +51,9 @@ def decide(
     """Return the decision after the latest of `curves`, and one row a segment for people.
 
     Args:
-        settings: the sections `budget`, `begin` and `govern`.
+        settings: the sections `budget` and `govern`.
         curves, checkpoints: one a segment, the warm-up first.
-        plan: says what one pass over a selection costs: the step that is weighed is no longer than that.
+        plan: says what one training pass over the pool costs.
         previous: the decision that led to the latest segment; None after the warm-up.
         spent: everything that the inputs descend from.
 
@@ -81,7 +79,7 @@ def decide(
         rounds_left = min(rounds_left, spendable // least)
     choosing = _mean_choosing(spent, actions)
     share = None if spendable is None else spendable // max(1, rounds_left)
-    whole = plan.segment_flops or seen.segment_flops(seen.last_segment)
+    whole = seen.segment_flops(seen.last_segment)
     state = replace(seen, horizon=whole if share is None else min(whole, share), reselect_flops=choosing)
     choice = _choose(govern, state, remaining.model_copy(update={"flops": spendable}), round_, rounds_left)
     numbers: dict[str, Number] = {
@@ -94,7 +92,7 @@ def decide(
         **{f"segment_{i}_action": action for i, action in enumerate(actions)},
     }
     if choice.action == "reselect" and spendable is not None:
-        expected = round(seen.segment_flops(0) / settings.begin.fraction) if choosing is None else choosing
+        expected = plan.pass_flops if choosing is None else choosing
         numbers["choosing_expected_flops"] = expected
         share = max(least, (spendable - min(expected, spendable // 2)) // rounds_left)
     best = state.best

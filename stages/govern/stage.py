@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from data_contracts.config import BeginConfig, BudgetConfig, GovernConfig, TrainConfig
+from data_contracts.config import BudgetConfig, GovernConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.method import Method
 from data_contracts.records import Decision, Plan, Summary, Table
@@ -20,7 +20,6 @@ class GovernSlice(Frozen):
     """What governing reads of the configuration."""
 
     budget: BudgetConfig
-    begin: BeginConfig = BeginConfig()
     govern: GovernConfig
     train: TrainConfig
 

@@ -25,7 +25,7 @@ PLAN = Plan(
     phases={},
     flops_per_token=6,
     flops_per_token_forward=2,
-    segment_flops=4 * FLOPS,
+    pass_flops=40 * FLOPS,
     why="",
 )
 
@@ -70,7 +70,7 @@ GOOD = segment([3.0, 2.6, 2.3, 2.1], start=20)
 def test_the_first_decision_plans_and_chooses_and_shares_the_budget(tmp_path):
     decision, _ = govern(tmp_path, [WARMUP])
     assert (decision.action, decision.round, decision.replans) == ("reselect", 0, True)
-    # 100 − 2 spent − 5 % kept for evaluation − one pass over a pool of which the warm-up's 2 were 5 %; 3 rounds
+    # 100 − 2 spent − 5 % kept for evaluation − one pass over the pool; 3 rounds
     assert decision.segment_flops == (98 - 5 - 40) * FLOPS // 3
     assert decision.remaining.flops == 98 * FLOPS
     assert (decision.best.run, decision.best_step, decision.best_loss) == ("run0", 20, 3.5)

@@ -173,7 +173,7 @@ class _Job:
             if isinstance(error, LazyTrainError) or not unwritable(error):
                 raise
             raise ArtifactError(
-                f"the folders {place} and {self.store.address.artifact_uri or 'of the store'} can be written",
+                f"{place} and {self.store.artifact_root} can be written",
                 str(error),
                 "free space or mend permissions there, or set `store.home`; nothing was committed, run again to resume",
             ) from error

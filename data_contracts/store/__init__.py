@@ -41,6 +41,11 @@ class Store(Reader):
         super().__init__(address, cache_bytes=cache_bytes)
         self._attempts = Attempts(self._tracking)
 
+    @property
+    def artifact_root(self) -> str:
+        """Where a new local experiment keeps its artifacts, for messages."""
+        return self._tracking.root() or f"the artifacts of {self.address.tracking_uri}"
+
     # pipeline runs
 
     def open_run(self, name: str, config: Mapping[str, Any]) -> str:

@@ -94,9 +94,12 @@ class InPlace:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            shutil.copytree(folder, place)
-            for path in place.rglob("*"):
-                sync(path)
+            for source in sorted(folder.rglob("*")):  # not copytree: its error hides that the disk is full
+                target = place / source.relative_to(folder)
+                if source.is_file():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(source, target)
+                    sync(target)
         sync(place.parent)
 
     def put(self, name: str, data: bytes) -> None:
@@ -228,12 +231,12 @@ def _absent(name: str, error: Exception) -> ArtifactError:
 def backend_of(tracking: Tracking, run: str, artifact_uri: str, cache: Path, bound_bytes: int) -> InPlace | Uploading:
     """Return the backend of `run`: in place where `artifact_uri` names a folder, else uploading.
 
-    A store that was moved, or is mounted elsewhere in a container, is found again below the address's `artifact_uri`.
+    A store that was moved, or is mounted elsewhere in a container, is found again below the address's artifact root.
     """
     folder = local_path(artifact_uri)
     if folder is None:
         return Uploading(tracking, run, cache, bound_bytes)
-    root = local_path(tracking.address.artifact_uri) if tracking.address.artifact_uri else None
-    if root is not None and not folder.parent.is_dir():
+    root = local_path(root_uri) if (root_uri := tracking.root()) else None
+    if root is not None and not folder.parent.parent.is_dir():
         folder = root / run / "artifacts"
     return InPlace(folder)

@@ -153,7 +153,7 @@ class Tracking:
             if found is None:
                 try:
                     made = self.do(
-                        lambda client: client.create_experiment(name, artifact_location=self._root(), tags=tags)
+                        lambda client: client.create_experiment(name, artifact_location=self.root(), tags=tags)
                     )
                 except Exception as error:
                     found = self.do(lambda client: client.get_experiment_by_name(name))
@@ -176,7 +176,7 @@ class Tracking:
         found = self.do(lambda client: client.get_experiment_by_name(name))
         return found.tags.get(key) if found is not None else None
 
-    def _root(self) -> str | None:
+    def root(self) -> str | None:
         """Return the artifact root of a new experiment: as addressed; beside an SQLite file; else the server's own."""
         if self.address.artifact_uri is not None:
             local = local_path(self.address.artifact_uri)

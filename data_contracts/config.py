@@ -248,12 +248,12 @@ def _json(value: Any) -> Any:
 
 SLICES: dict[str, tuple[str, ...]] = {
     "ingest": ("seed", "model", "data", "ingest"),
-    "plan": ("seed", "budget", "plan", "train", "select", "begin"),
+    "plan": ("seed", "budget", "plan", "train"),
     "begin": ("seed", "begin", "train"),
     "score": ("seed", "score"),
     "select": ("seed", "select"),
     "train": ("seed", "train", "govern"),
-    "govern": ("budget", "begin", "govern", "train"),
+    "govern": ("budget", "govern", "train"),
     "evaluate": ("seed", "evaluate"),
     "judge": ("judge",),
     "promote": ("promote",),

@@ -161,7 +161,7 @@ class Plan(Frozen):
     phases: dict[str, int] = Field(description="Predicted bytes by phase.")
     flops_per_token: int = Field(ge=0, description="Training: forward+backward.")
     flops_per_token_forward: int = Field(ge=0)
-    segment_flops: int = Field(ge=0, description="Predicted for one pass over the planned selection.")
+    pass_flops: int = Field(ge=0, description="Predicted for training once on every row of the pool.")
     why: str
     considered: tuple[dict[str, Any], ...] = ()
 

@@ -86,7 +86,7 @@ def preview(workspace: Workspace) -> Plan:
     for result in (ingested, planned):
         show(store.read_manifest(result.run).summary)
     chosen = store.record(planned.refs["plan"], Plan)
-    console().print(rich_table(steps_table(chosen, workspace)))
+    console().print(rich_table(steps_table(chosen, workspace, ingested.refs["pool"])))
     return chosen
 
 
@@ -104,12 +104,24 @@ def _stage(workspace: Workspace, verb: str, **inputs: tuple[Ref, ...]) -> Result
     return run(request, reporter=screen())
 
 
-def steps_table(chosen: Plan, workspace: Workspace) -> Table:
-    """Return what a run would do with the plan, and the most it may spend."""
+def steps_table(chosen: Plan, workspace: Workspace, pool: Ref) -> Table:
+    """Return what a run would do with the plan, at most, and what it may spend."""
     config = workspace.config
+    select = config.select
+    if select.count is not None:
+        share = min(1.0, select.count / pool.rows)
+    elif select.fraction is not None:
+        share = select.fraction
+    else:
+        share = min(1.0, (select.tokens or 0) * chosen.flops_per_token / chosen.pass_flops) if select.tokens else 1.0
+    warm_up = round(chosen.pass_flops * config.begin.fraction * config.train.epochs)
+    segment = round(chosen.pass_flops * share * config.train.epochs)
+    rounds = config.govern.rounds
     rows = (
-        ("a segment of training", text(chosen.segment_flops), size(chosen.peak_bytes)),
-        (f"at most {config.govern.rounds} rounds", text(chosen.segment_flops * config.govern.rounds), ""),
+        ("a warm-up on random rows", text(warm_up), size(chosen.peak_bytes)),
+        ("scoring the pool once (as a training pass)", text(chosen.pass_flops), ""),
+        (f"a segment on {share:.0%} of the pool", text(segment), size(chosen.peak_bytes)),
+        (f"all, at most {rounds} rounds", text(warm_up + rounds * (chosen.pass_flops + segment)), ""),
         ("budget", text(config.budget.flops), size(config.budget.peak_bytes) if config.budget.peak_bytes else "–"),
     )
     return Table(title="What a run would cost", columns=("", "FLOPs", "peak memory"), rows=rows)

@@ -79,7 +79,7 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
     if chosen.peak_bytes > available_bytes() and device == "cpu":
         work.notice(f"the plan needs {chosen.peak_bytes:,} bytes; this machine has {available_bytes():,} left now")
     work.record("plan", plan)
-    return summary_of(plan, chosen, ways, pin, rows_planned=_selected(config, rows), noise=noise, remaining=remaining)
+    return summary_of(plan, chosen, ways, pin, pool_rows=rows.pool, noise=noise, remaining=remaining)
 
 
 def _rows(inputs: Inputs) -> Rows:
@@ -117,23 +117,11 @@ def _techniques(config: PlanSlice, inputs: Inputs) -> list[Technique]:
     ]
 
 
-def _selected(config: PlanSlice, rows: Rows) -> float:
-    """Return how many pool rows a selection is expected to hold, repeats over epochs not counted."""
-    select, pool = config.select, rows.pool
-    if select.count is not None:
-        return min(select.count, pool)
-    if select.tokens is not None:
-        return min(pool, select.tokens / float(rows.lengths[:pool].mean()))
-    return pool * (1.0 if select.fraction is None else select.fraction)
-
-
 def _plan(config: PlanSlice, chosen: Way, ways: list[Way], rows: Rows, flops: FlopModel, *, trainable: int) -> Plan:
     lengths, answers = rows.lengths[: rows.pool], rows.answers[: rows.pool]
     tokens = int(lengths.sum())
     train = sum(flops.train(1, int(n), int(a)) for n, a in zip(lengths, answers, strict=True))
     forward = sum(flops.forward(1, int(n), int(a)) for n, a in zip(lengths, answers, strict=True))
-    target = len(rows.lengths) - rows.pool if config.select.include_target else 0
-    visits = (_selected(config, rows) + target) * config.train.epochs
     technique = chosen.shape.technique
     return Plan(
         technique={"method": type(technique).name(), **technique.model_dump(mode="json")},
@@ -149,7 +137,7 @@ def _plan(config: PlanSlice, chosen: Way, ways: list[Way], rows: Rows, flops: Fl
         phases={name: phase.total for name, phase in chosen.phases.items()},
         flops_per_token=math.ceil(train / tokens),
         flops_per_token_forward=math.ceil(forward / tokens),
-        segment_flops=math.ceil(train / len(lengths) * visits),
+        pass_flops=math.ceil(train),
         why=why(chosen, ways),
         considered=tuple(_considered(way, chosen) for way in ways),
     )

@@ -27,7 +27,7 @@ def summary_of(
     ways: Sequence[Way],
     pin: ModelPin,
     *,
-    rows_planned: float,
+    pool_rows: int,
     noise: float | None,
     remaining: Budget,
 ) -> Summary:
@@ -47,9 +47,9 @@ def summary_of(
         "peak_bytes": plan.peak_bytes,
         "process_bytes": next(iter(chosen.phases.values())).process,
         "flops_per_token": plan.flops_per_token,
-        "segment_rows": round(rows_planned),
-        "segment_flops": plan.segment_flops,
-        "share_of_remaining_flops": plan.segment_flops / remaining.flops if remaining.flops else None,
+        "pool_rows": pool_rows,
+        "pass_flops": plan.pass_flops,
+        "passes_that_remain": remaining.flops / plan.pass_flops if remaining.flops is not None else None,
         "gradient_noise_tokens": noise,
         "why": plan.why,
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from data_contracts.config import BeginConfig, BudgetConfig, PlanConfig, SelectConfig, TrainConfig
+from data_contracts.config import BudgetConfig, PlanConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.method import Method
 from data_contracts.records import Summary
@@ -23,8 +23,6 @@ class PlanSlice(Frozen):
     budget: BudgetConfig
     plan: PlanConfig
     train: TrainConfig
-    select: SelectConfig
-    begin: BeginConfig
 
 
 class PlanStage(Stage[PlanSlice]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class Shape:
     packed: bool
 
 
+@lru_cache(maxsize=128)  # a later plan of the same run traces the same steps
 def trace_step(pin: ModelPin, shape: Shape, train: TrainConfig, *, layers: int, rows: int, device: str) -> Timeline:
     """Run one optimizer step over two micro-batches of `rows` rows on a fake model of `layers` layers."""
     mode = FakeTensorMode()
@@ -62,6 +64,7 @@ def trace_step(pin: ModelPin, shape: Shape, train: TrainConfig, *, layers: int, 
     return watch.timeline(weights, moments)
 
 
+@lru_cache(maxsize=16)
 def trace_flops(pin: ModelPin, shape: Shape, *, layers: int, device: str) -> FlopModel:
     """Return the operations of training a model of `layers` layers in this way."""
     mode = FakeTensorMode()

@@ -68,7 +68,7 @@ def planned(tmp_path: Path) -> Callable[..., tuple[Plan, LocalWork, Any]]:
     def run(sections: dict[str, Any], inputs: dict[str, Any], **settings: Any) -> tuple[Plan, LocalWork, Any]:
         nonlocal made
         made += 1
-        names = ("budget", "plan", "train", "select", "begin")
+        names = ("budget", "plan", "train")
         config = PlanSlice.model_validate({"seed": 0, **{name: sections.get(name, {}) for name in names}})
         work = work_for(STAGE, tmp_path / f"plan-{made}", **settings)
         summary = STAGE.run(config, inputs_of(**inputs), work)

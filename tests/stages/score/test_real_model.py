@@ -104,7 +104,7 @@ def test_bfloat16_where_the_plan_asks_for_it_keeps_the_ranking(setting: Any, tmp
         phases={},
         flops_per_token=1,
         flops_per_token_forward=1,
-        segment_flops=1,
+        pass_flops=1,
         why="a test",
     )
     rough = scores_of(

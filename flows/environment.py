@@ -7,6 +7,7 @@ imported. `refuse_foreign_rooms` stops a start where another project's `stages` 
 from __future__ import annotations
 
 import os
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def prepare(home: Path | None = None, *, offline: bool = True) -> None:
     """
     for name, value in {**QUIET, **(OFFLINE if offline else {})}.items():
         os.environ.setdefault(name, value)
+    for library in ("transformers", "peft"):  # what they will rename is for us, who test with it, not for a run's user
+        warnings.filterwarnings("ignore", category=FutureWarning, module=library)
     if home is not None and "PREFECT_API_URL" not in os.environ:
         os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
         _make(Path(os.environ["PREFECT_HOME"]))  # Prefect makes the last part of the path only

@@ -41,6 +41,7 @@ class Outcome(Frozen):
     flops: dict[str, int] = Field(description="By stage, of everything that the result descends from.")
     decisions: tuple[Decision, ...]
     plan: Plan
+    selection: Summary | None = Field(description="What the last selection said; None where none was made.")
     evaluation: Summary
     verdict: Verdict
     promotion: Promotion

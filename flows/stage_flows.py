@@ -147,7 +147,8 @@ class PipelineRun:
     def outcome(self, plan: Plan, verdict: Verdict, promotion: Promotion) -> Outcome:
         """Return what came of this run."""
         refs = [ref for step in self.steps for ref in step.refs.values()]
-        evaluated = next(step for step in reversed(self.steps) if step.stage == "evaluate")
+        last = {step.stage: step.run for step in self.steps}
+        selected = last.get("select")
         return Outcome(
             run=self.run,
             name=self.workspace.config.name,
@@ -156,7 +157,8 @@ class PipelineRun:
             flops={stage: cost.flops for stage, cost in self.store.ledger(refs).by_stage().items()},
             decisions=tuple(self.decisions),
             plan=plan,
-            evaluation=self.store.read_manifest(evaluated.run).summary,
+            selection=self.store.read_manifest(selected).summary if selected else None,
+            evaluation=self.store.read_manifest(last["evaluate"]).summary,
             verdict=verdict,
             promotion=promotion,
         )

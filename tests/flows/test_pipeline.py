@@ -101,9 +101,7 @@ def test_editing_one_stage_runs_it_and_those_after_it_and_nothing_before_it(firs
     runs.edit("select", fraction=0.3)
     runs.run("run")
     ran = [name for name, reused in cached(runs).items() if not reused]
-    assert "select-round-1" in ran
-    assert not {"ingest", "begin", "govern", "score-round-1"} & set(ran)
-    assert ran[-1] == "promote"
+    assert ran == ["select-round-1", "train-round-1", "govern-round-1", "evaluate", "judge", "promote"]
 
 
 def test_one_stage_again_on_a_past_run_leaves_that_run_untouched(first):

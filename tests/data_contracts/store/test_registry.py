@@ -119,3 +119,14 @@ def test_a_version_registered_by_other_means_is_not_taken_for_a_champion(store: 
     store._tracking.do(foreign)
     with pytest.raises(ArtifactError, match="other means"):
         store.registry().current("toy", "champion")
+
+
+def test_what_the_last_move_replaced_is_told(store: Store) -> None:
+    first, second = candidate(store, "a"), candidate(store, "b")
+    assert store.registry().replaced("toy", "champion") is None
+    promote(store, first, None)
+    assert store.registry().replaced("toy", "champion") is None
+    promote(store, second, first.ref)
+    assert store.registry().replaced("toy", "champion") == first.ref
+    promote(store, first, second.ref)
+    assert store.registry().replaced("toy", "champion") == second.ref

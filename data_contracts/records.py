@@ -14,7 +14,7 @@ from data_contracts.contract import AnyContract, FolderContract, RecordContract
 from data_contracts.cost import Budget, Cost, Frozen
 from data_contracts.tables import TABLES
 
-MANIFEST_FILE, RECORD_FILE = "manifest.json", "record.json"
+MANIFEST_FILE, RECORD_FILE, MEASURED = "manifest.json", "record.json", "measured"
 
 
 class Ref(Frozen):
@@ -131,7 +131,7 @@ class ModelPin(Frozen):
     """A base model named by content: where it was found and what its files must be."""
 
     source: str = Field(description="Hub name, or the folder's name; never an absolute path.")
-    locator: str = Field(description="How a worker finds it again: a path or hub:name@commit.")
+    locator: str = Field(description="How it is found again: hub:name@commit; a folder in memory, empty in the record.")
     digest: str
     architecture: str
     parameters: int = Field(ge=0)

@@ -25,13 +25,12 @@ from data_contracts.contract import Contract
 from data_contracts.cost import CAUSES, Cost, Frozen
 from data_contracts.errors import ArtifactError
 from data_contracts.ledger import Ledger
-from data_contracts.records import CONTRACTS, RECORD_FILE
+from data_contracts.records import CONTRACTS, MEASURED, RECORD_FILE
 from data_contracts.tables import QUARANTINE
 from stages.stage import Progress, Registry
 
 _log = logging.getLogger(__name__)
 
-MEASURED = "measured"
 _SORT_ROWS = 200_000
 
 

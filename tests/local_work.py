@@ -21,7 +21,7 @@ from data_contracts.contract import Contract
 from data_contracts.cost import Cost, Frozen
 from data_contracts.errors import ArtifactError
 from data_contracts.ledger import Entry, Ledger
-from data_contracts.records import CONTRACTS, RECORD_FILE, Ref
+from data_contracts.records import CONTRACTS, MEASURED, RECORD_FILE, Ref
 from stages.stage import Artifact, Inputs, Registry, Stage
 
 
@@ -102,7 +102,7 @@ class LocalWork:
         return folder
 
     def measured(self, output: str, name: str) -> Path:
-        folder = self.home / "measured" / output
+        folder = self.home / "outputs" / output / MEASURED
         folder.mkdir(parents=True, exist_ok=True)
         return folder / name
 
@@ -163,7 +163,7 @@ class LocalWork:
                 for row in self._quarantine:
                     writer.append(row)
         rows = contract.validate(read_batches(folder / TABLE_FILE)) if isinstance(contract, Contract) else 0
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file() and folder / MEASURED not in path.parents]
         entries = [(path.relative_to(folder).as_posix(), path.stat().st_size, file_sha256(path)) for path in files]
         digest = tree_digest(entries, contract.id)
         size = sum(entry[1] for entry in entries)

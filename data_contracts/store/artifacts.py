@@ -17,8 +17,8 @@ from data_contracts.arrow import TABLE_FILE, read_batches
 from data_contracts.canonical import tree_digest
 from data_contracts.contract import AnyContract, Contract, FolderContract, RecordContract
 from data_contracts.errors import ArtifactError, ContractError
-from data_contracts.records import MANIFEST_FILE, RECORD_FILE, FileEntry, Manifest, Output, Ref
-from data_contracts.store.backends import MEASURED, Backend, sync
+from data_contracts.records import MANIFEST_FILE, MEASURED, RECORD_FILE, FileEntry, Manifest, Output, Ref
+from data_contracts.store.backends import Backend, sync
 from data_contracts.store.hashes import Hashes
 from data_contracts.store.paths import confined, files_in
 

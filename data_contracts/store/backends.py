@@ -19,11 +19,10 @@ from typing import Protocol
 from filelock import FileLock
 
 from data_contracts.errors import ArtifactError, TransientError
-from data_contracts.records import FileEntry, Output
+from data_contracts.records import MEASURED, FileEntry, Output
 from data_contracts.store.paths import confined, relative
 from data_contracts.store.tracking import Tracking, local_path
 
-MEASURED = "measured"
 GRACE_SECONDS = 600.0  # an entry used this recently may be about to be read by a stage: it is not evicted
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from data_contracts.arrow import TABLE_FILE, write_table
-from data_contracts.records import ModelPin, Origin, Plan, Ref, Request, Result, Table
+from data_contracts.records import Origin, Plan, Ref, Request, Result, Table
 from data_contracts.tables import TOKENS
 from flows.command.plain import Plain, merged, model_of, nested, show_refused
 from flows.command.screen import console, rich_table, screen, show
@@ -21,6 +21,7 @@ from flows.command.settings import MINIMAL, sections, settings
 from flows.environment import prepare
 from flows.readable import size, text
 from flows.workspace import CONFIG_FILE, Workspace
+from stages.model.pin import read_pin
 from stages.stage import Artifact
 
 app = typer.Typer()
@@ -59,7 +60,7 @@ def plan(
 
 def longest_row(plain: Plain, base: Artifact, tokens: int) -> Artifact:
     """Return a table of one row as long as is planned for (no longer than the model was made for)."""
-    count = min(tokens, base.record(ModelPin).longest)
+    count = min(tokens, read_pin(base).longest)
     columns = {
         "example_id": ["0" * 32],
         "source": ["the longest row"],

@@ -26,6 +26,7 @@ from stages.evaluate.task import Item, Outcome, Task
 from stages.meter.machine import device_kind
 from stages.meter.memory import peak_bytes
 from stages.model.batch import TokenTable
+from stages.model.pin import read_pin
 from stages.stage import Artifact, Inputs, Work
 
 BLOCK_ITEMS = 1024
@@ -123,14 +124,14 @@ def evaluate_models(config: EvaluateConfig, inputs: Inputs, work: Work) -> Summa
 
 
 def _contestants(inputs: Inputs) -> list[Contestant]:
-    pin = inputs.one("base").record(ModelPin)
+    pin = read_pin(inputs.one("base"))
     found = [Contestant("base", pin, None)]
     candidate, champion = inputs.maybe("checkpoint"), inputs.maybe("champion")
     if candidate is not None:
         found.append(Contestant("candidate", pin, candidate))
     if champion is not None:
         other = inputs.maybe("champion_base")
-        found.append(Contestant("champion", other.record(ModelPin) if other else pin, champion))
+        found.append(Contestant("champion", read_pin(other) if other else pin, champion))
     return found
 
 

@@ -13,6 +13,7 @@ from stages.ingest.cut import cut
 from stages.ingest.engine import Ingest
 from stages.ingest.tables import Totals, write_splits
 from stages.model.load import load_tokenizer, pin_model
+from stages.model.pin import write_pin
 from stages.model.tokenise import Renderer
 from stages.stage import Work
 
@@ -62,7 +63,7 @@ def ingest(data: DataConfig, model: ModelConfig, settings: IngestConfig, work: W
     spill, _ = engine.split("pool", data.pool)
     totals |= write_splits(work, spill, _outputs("pool"))
     engine.close()
-    work.record("base", pin())
+    write_pin(work, pin())
     return summary(engine, totals, dict.fromkeys(shares, "cut from the target"), work)
 
 

@@ -16,9 +16,11 @@ from typing import Any
 from data_contracts.canonical import digest_of, file_sha256, tree_digest
 from data_contracts.config import ModelConfig
 from data_contracts.errors import ArtifactError, ModelError
-from data_contracts.records import FileEntry, ModelPin
+from data_contracts.records import MEASURED, FileEntry, ModelPin
 from stages.model.gguf_header import read_gguf_header
+from stages.stage import Artifact, Work
 
+WHERE_FILE = "where.json"
 CONFIG_FILES = ("config.json", "generation_config.json")
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -64,6 +66,23 @@ def pin_model(model: ModelConfig, root: Path, *, resize: bool = False) -> ModelP
     )
 
 
+def write_pin(work: Work, pin: ModelPin) -> None:
+    """Write output `base`. Where a local folder lies is measured: the same model elsewhere is the same artifact."""
+    local = not pin.locator.startswith("hub:")
+    work.record("base", pin.model_copy(update={"locator": ""}) if local else pin)
+    if local:
+        work.measured("base", WHERE_FILE).write_text(json.dumps({"folder": pin.locator}), encoding="utf-8")
+
+
+def read_pin(base: Artifact) -> ModelPin:
+    """Read a `base` artifact, with the folder that the model lay in when it was pinned."""
+    pin = base.record(ModelPin)
+    where = base.folder / MEASURED / WHERE_FILE
+    if pin.locator or not where.is_file():
+        return pin
+    return pin.model_copy(update={"locator": _json(where)["folder"]})
+
+
 def locate(pin: ModelPin) -> Path:
     """Return the folder of a pinned model, its files verified by size and sha256 (hashed once a process).
 
@@ -74,7 +93,8 @@ def locate(pin: ModelPin) -> Path:
         folder = _snapshot(name, commit)
     else:
         known = _folders.get(pin.digest)
-        folder = Path(pin.locator) if Path(pin.locator).is_dir() or known is None else known
+        stated = Path(pin.locator or "/nowhere")
+        folder = stated if stated.is_dir() or known is None else known
     for entry in pin.files:
         path = folder / entry.path
         if not path.is_file():

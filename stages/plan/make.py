@@ -17,7 +17,7 @@ from stages.meter.machine import available_bytes, device_kind
 from stages.model.batch import TokenTable
 from stages.model.checkpoint import read_trainer
 from stages.model.load import empty_model, locate
-from stages.model.pin import highest_token
+from stages.model.pin import highest_token, read_pin
 from stages.plan.estimate import Estimator
 from stages.plan.report import summary_of, why
 from stages.plan.search import Way, precisions, search
@@ -52,7 +52,7 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
     Raises `MethodError` for a technique or layer name that does not exist, `ModelError` for token ids past the
     embedding, `BudgetError` where no way of training fits the memory or a single step exceeds the FLOPs left.
     """
-    pin = inputs.one("base").record(ModelPin)
+    pin = read_pin(inputs.one("base"))
     rows = _rows(inputs)
     _check_data(pin, inputs, rows, work)
     device = device_kind()

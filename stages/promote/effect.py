@@ -9,7 +9,8 @@ from __future__ import annotations
 from data_contracts.canonical import digest_of
 from data_contracts.config import PromoteConfig
 from data_contracts.errors import ArtifactError
-from data_contracts.records import ModelPin, Plan, Promotion, Summary, Verdict
+from data_contracts.records import Plan, Promotion, Summary, Verdict
+from stages.model.pin import read_pin
 from stages.promote.card import CardFacts, card_of
 from stages.stage import Artifact, Inputs, Registry, Work
 
@@ -24,7 +25,7 @@ def promote(config: PromoteConfig, inputs: Inputs, work: Work) -> Summary:
     facts = CardFacts(
         name=config.registered_model,
         verdict=verdict,
-        base=inputs.one("base").record(ModelPin),
+        base=read_pin(inputs.one("base")),
         evaluation=evaluation.ref,
         plan=plan.record(Plan) if plan else None,
         ledger=work.spent(),

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from data_contracts.config import ScoreConfig
 from data_contracts.records import ModelPin, Plan
+from stages.model.pin import read_pin
 from stages.score.scorer import Block, Given, Meter, Scorer
 from stages.score.texts import text_of
 from stages.stage import Artifact, Inputs, Work
@@ -60,7 +61,7 @@ def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, reso
     if "model" in method.reads:
         plan = inputs.maybe("plan")
         device = _device()
-        trained = _trained(inputs.one("base").record(ModelPin), inputs.maybe("checkpoint"), device)
+        trained = _trained(read_pin(inputs.one("base")), inputs.maybe("checkpoint"), device)
         given |= {"device": device, "trained": trained, "autocast": _autocast(plan.record(Plan) if plan else None)}
         given["meter"] = FlopMeter(trained.model, train=method.passes == "train")
     if "example_losses" in method.reads:

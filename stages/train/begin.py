@@ -17,8 +17,9 @@ from data_contracts.config import BeginConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.errors import InputError
 from data_contracts.method import Method
-from data_contracts.records import ModelPin, Plan, Summary
+from data_contracts.records import Plan, Summary
 from data_contracts.tables import SELECTION
+from stages.model.pin import read_pin
 from stages.stage import Inputs, Stage, Takes, Work
 from stages.train.stage import techniques
 
@@ -78,7 +79,7 @@ class Begin(Stage[BeginSlice]):
                 validation=str(validation.folder / TABLE_FILE),
             ),
             inputs={name: tuple(item.ref.digest for item in inputs.all(name)) for name in sorted(self.takes)},
-            pin=inputs.one("base").record(ModelPin),
+            pin=read_pin(inputs.one("base")),
             plan=inputs.one("plan").record(Plan),
             train=config.train.model_copy(update={"drop_last": False, "epochs": 1.0, "evaluations": 1}),
             cause="warm_up",

@@ -13,7 +13,8 @@ from data_contracts.arrow import TABLE_FILE
 from data_contracts.config import GovernConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.method import Method, names
-from data_contracts.records import Decision, ModelPin, Plan, Summary
+from data_contracts.records import Decision, Plan, Summary
+from stages.model.pin import read_pin
 from stages.stage import Inputs, Stage, Takes, Work
 
 
@@ -73,7 +74,7 @@ class Train(Stage[TrainSlice]):
                 checkpoint=str(checkpoint.folder) if checkpoint else None,
             ),
             inputs={name: tuple(item.ref.digest for item in inputs.all(name)) for name in sorted(self.takes)},
-            pin=inputs.one("base").record(ModelPin),
+            pin=read_pin(inputs.one("base")),
             plan=plan,
             train=config.train,
             policy=config.govern.policy,

@@ -61,7 +61,9 @@ class Make(Stage[MakeSlice]):
                 work.quarantine(split="pool", reason="toy", detail=f"row {i}", file="toy.jsonl", row=i)
         work.measured("selection", "times.json").write_text("{}")
         work.notice("a toy ran")
-        return Summary(title="toy", facts={"rows": config.rows, "hits@1": 0.5, "hits_at_1": 0.9}, measured={"visits": visits})
+        return Summary(
+            title="toy", facts={"rows": config.rows, "hits@1": 0.5, "hits_at_1": 0.9}, measured={"visits": visits}
+        )
 
 
 def act(how: str, work: Work) -> None:
@@ -120,4 +122,3 @@ def main(path: str) -> None:
     result = runner.run(Request.model_validate_json(Path(path).read_bytes()))
     print(result.model_dump_json())
     print(json.dumps({"torch": "torch" in sys.modules}), file=sys.stderr)
-

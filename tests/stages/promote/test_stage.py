@@ -90,7 +90,7 @@ def promote(store, tmp_path, name, said, candidate, *, model="m"):
         candidate=candidate,
     )
     STAGE.run(PromoteSlice(promote={"registered_model": model}), inputs, work)
-    card = (work.home / "measured" / "promotion" / "card.md").read_text()
+    card = (work.home / "outputs" / "promotion" / "measured" / "card.md").read_text()
     return work.artifact("promotion").record(Promotion), card
 
 

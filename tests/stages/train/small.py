@@ -108,7 +108,7 @@ def plan_of(**settings: Any) -> Plan:
         "phases": {},
         "flops_per_token": 1,
         "flops_per_token_forward": 1,
-        "segment_flops": 1,
+        "pass_flops": 1,
         "why": "test",
     }
     return Plan(**(values | settings))

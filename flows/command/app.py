@@ -8,6 +8,7 @@ shows the traceback.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -15,9 +16,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from data_contracts.errors import LazyTrainError
+from data_contracts.errors import EXIT_TERMINATED, LazyTrainError
 from flows.environment import refuse_foreign_rooms
 
+EXIT_INTERRUPTED = 130  # after ctrl-C, by typer
 COMMANDS: dict[str, tuple[str, str]] = {
     "quickstart": ("quickstart", "Run the whole chain on a small real model and real text."),
     "init": ("init", "Write a short commented configuration for your model, pool, target and budget."),
@@ -95,6 +97,7 @@ def options(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit with its code: 0 done, 2 refused, 3 may be tried again, 130 interrupted, 143 ended."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    signal.signal(signal.SIGTERM, terminated)
     try:
         refuse_foreign_rooms()
         app(arguments)
@@ -103,9 +106,15 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted: what was committed is kept; run the same command to go on\n")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+            sys.stderr.write("ended: what was committed is kept; run the same command to go on\n")
+        raise
+
+
+def terminated(number: int, frame: Any) -> None:
+    """End by an exception, so that children (Prefect's embedded server) end with this process."""
+    sys.exit(EXIT_TERMINATED)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from data_contracts.records import Decision, Verdict
@@ -137,3 +141,31 @@ def test_a_stage_that_a_past_run_did_not_reach_is_refused(first):
     assert done.returncode == 2
     assert "score-round-7" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_is_ended_says_so_everywhere_and_leaves_no_server_behind(tmp_path, shared, number, code):
+    lay_out(tmp_path, shared)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "flows.command.app", "run"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    runs, until = Runs(tmp_path), time.monotonic() + 240
+    while not any((tmp_path / ".lazytrain" / "work").glob("*/claim-*")):  # the first stage is at work
+        assert child.poll() is None, child.stderr.read()
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    below = psutil.Process(child.pid).children(recursive=True)
+    assert below, "an embedded server"
+    child.send_signal(number)
+    _, said = child.communicate(timeout=120)
+    assert child.returncode == code, said
+    assert "what was committed is kept" in said
+    assert runs.store.runs()[0].status == "KILLED"
+    assert {row.status for row in runs.attempts()} <= {"KILLED", "FINISHED"}
+    _, alive = psutil.wait_procs(below, timeout=30)
+    assert not alive

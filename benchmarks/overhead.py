@@ -133,7 +133,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             print(json.dumps(bare_seconds(given.bare, Path(scratch))))
         return
-    report("overhead", run(given.data, [1, 6] if given.quick else [2, 6, 12, 24]))
+    report("overhead", run(given.data, [1, 4] if given.quick else [1, 4, 8, 16]))
 
 
 if __name__ == "__main__":

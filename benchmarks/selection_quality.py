@@ -230,12 +230,12 @@ def run(data: Path, work: Path, quick: bool) -> dict[str, Any]:
     """Run every cell and return the figures."""
     console = Console(stderr=True)
     tasks = read_tasks(data)
-    sizes = {"pool": 6, "target": 10, "validation": 10, "holdout": 15} if quick else {
-        "pool": 24, "target": 20, "validation": 30, "holdout": 40,
-    }  # fmt: skip
+    sizes = {"pool": 4, "target": 8, "validation": 8, "holdout": 12}
+    if not quick:
+        sizes = {"pool": 8, "target": 12, "validation": 12, "holdout": 24}
     categories = draw_categories(tasks, 1 if quick else 3)
     seeds = range(1 if quick else 3)
-    rates = (1e-3, 3e-3) if quick else (5e-4, 1.5e-3, 4.5e-3)
+    rates = (1e-3, 3e-3) if quick else (4e-4, 1e-3, 2.5e-3)
     cells: list[dict[str, Any]] = []
     rows: list[list[str]] = []
     for category in categories:

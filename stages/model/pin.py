@@ -93,7 +93,7 @@ def locate(pin: ModelPin) -> Path:
         folder = _snapshot(name, commit)
     else:
         known = _folders.get(pin.digest)
-        stated = Path(pin.locator or "/nowhere")
+        stated = Path(pin.locator) if pin.locator else known or Path()
         folder = stated if stated.is_dir() or known is None else known
     for entry in pin.files:
         path = folder / entry.path

@@ -6,6 +6,7 @@ Prefect's own database. A `tracking_uri` or `work_uri` in the configuration move
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,10 @@ class Workspace:
         return embedded_address(
             self.home, tracking_uri=self.config.store.tracking_uri, work_uri=self.config.store.work_uri
         )
+
+    def shown(self, path: Path) -> str:
+        """Return a path as a person in the current folder would write it."""
+        return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
     @property
     def offline(self) -> bool:

@@ -46,7 +46,8 @@ def execute(config: Path, report: Path | None = None) -> Outcome:
     from flows.pipeline import pipeline
     from flows.stage_flows import REPORTER
 
-    console().print(f"running {workspace.file} (state under {workspace.home})", soft_wrap=True)
+    file, home = workspace.shown(workspace.file), workspace.shown(workspace.home)
+    console().print(f"running {file} (state under {home})", soft_wrap=True)
     REPORTER.set(screen())
     outcome: Outcome = pipeline(str(workspace.file))
     show_outcome(outcome, workspace)

@@ -34,7 +34,7 @@ def status(
     from data_contracts.store import Store
 
     if not (workspace.home / "mlflow.db").exists() and workspace.config.store.tracking_uri is None:
-        console().print(f"no run yet under {workspace.home}: lazytrain run {config}", soft_wrap=True)
+        console().print(f"no run yet under {workspace.shown(workspace.home)}: lazytrain run {config}", soft_wrap=True)
         return
     store = Store(workspace.address)
     closed = store.reconcile()

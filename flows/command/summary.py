@@ -39,9 +39,10 @@ def show_outcome(outcome: Outcome, workspace: Workspace) -> None:
     verdict = outcome.verdict
     out.print(Text(f"{'verdict':<14} {verdict.outcome}: {verdict.reason}", style=COLOURS[verdict.outcome]))
     out.print(Text(f"{'promotion':<14} {outcome.promotion.outcome}: {outcome.promotion.reason}"))
-    config = workspace.file.name
+    config = workspace.shown(workspace.file)
+    store = workspace.config.store.tracking_uri or workspace.shown(workspace.home)
     out.print(Text(f"{'look':<14} lazytrain status --config {config}   ·   lazytrain ui --config {config}"))
-    out.print(Text(f"{'':<14} run {outcome.run} in {workspace.address.tracking_uri}"))
+    out.print(Text(f"{'':<14} run {outcome.run[:12]} in {store}"))
 
 
 def steps_table(outcome: Outcome) -> Table:

@@ -14,7 +14,7 @@ import pytest
 
 from data_contracts.records import Decision, Verdict
 from stages.stage import VERBS
-from tests.flows.command.test_app import ROOT
+from tests.flows.command.test_app import ROOT, lazytrain
 from tests.flows.small_run import Runs, lay_out
 
 pytestmark = [pytest.mark.slow, pytest.mark.shared, pytest.mark.timeout(900)]
@@ -108,6 +108,23 @@ def test_editing_one_stage_runs_it_and_those_after_it_and_nothing_before_it(firs
     assert ran == ["select-round-1", "train-round-1", "govern-round-1", "evaluate", "judge", "promote"]
 
 
+def test_the_gates_on_plain_folders_say_what_the_run_said(first, tmp_path):
+    runs, _ = first
+    store, oldest = runs.store, runs.store.runs()[-1].run
+    rows = {row.name: row for row in store.attempts(oldest)}
+    inputs = store.find_attempt(oldest, "judge").inputs
+    arguments = [
+        word
+        for name in ("evaluation", "candidate", "selection", "pool", "target", "holdout")
+        for ref in inputs[name]
+        for word in (f"--{name}", str(store.open(ref)))
+    ]
+    committed = store.record(rows["judge"].refs["verdict"], Verdict)
+    done = lazytrain("judge", *arguments, cwd=tmp_path)
+    assert done.returncode == (0 if committed.outcome == "promote" else 2), done.stderr
+    assert committed.reason in done.stdout.replace("\n", " ")
+
+
 def test_one_stage_again_on_a_past_run_leaves_that_run_untouched(first):
     runs, _ = first
     past = runs.store.runs()[-1]
@@ -134,8 +151,6 @@ def test_status_tells_runs_costs_decisions_and_the_verdict(first):
 
 
 def test_a_stage_that_a_past_run_did_not_reach_is_refused(first):
-    from tests.flows.command.test_app import lazytrain
-
     newest = first[0].newest()
     done = lazytrain("stage", "score", "--run", newest, "--round", "7", cwd=first[0].folder)
     assert done.returncode == 2

@@ -45,7 +45,10 @@ class Predictions(Frozen):
 
 
 def mark_predictions(path: Path, metric: str) -> Predictions:
-    """Mark every row of a predictions file. Raises `ConfigError` for an unknown metric, `InputError` for a bad row."""
+    """Mark every row of a predictions file.
+
+    Raises `ConfigError` for an unknown metric, `InputError` for a bad row or a file without one.
+    """
     chosen = next((known for known in METRICS if known == metric), None)
     if chosen is None:
         raise ConfigError("a known metric", f"no metric is called {metric!r}", nearest(metric, list(METRICS)))
@@ -67,6 +70,8 @@ def mark_predictions(path: Path, metric: str) -> Predictions:
                 note=marked.note,
             )
         )
+    if not items:
+        raise InputError("at least one prediction to mark", f"{path.name} holds none", "give the file with the rows")
     scores = [item.score for item in items if item.score is not None]
     mean = sum(scores) / len(scores) if scores else None
     return Predictions(metric=metric, items=tuple(items), mean=mean, scored=len(scores))
@@ -125,11 +130,14 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         with path.open(encoding="utf-8-sig") as stream:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    row = json.loads(line)
+                    try:
+                        row = json.loads(line)
+                    except (ValueError, RecursionError) as error:  # not JSON, a number too long, nested too deeply
+                        raise _bad(path, number, str(error), "a JSON object a line") from error
                     if not isinstance(row, dict):
                         raise _bad(path, number, f"a {type(row).__name__}", "a JSON object a line")
                     yield number, row
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError("a readable file of JSON lines", f"{path.name}: {error}", "mend the file") from error
 
 

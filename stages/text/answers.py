@@ -45,10 +45,11 @@ def final_number(text: str) -> Fraction | None:
 def _value(match: re.Match[str]) -> Fraction:
     digits = _SEPARATORS.sub("", match["digits"])
     value = Fraction(Decimal(digits + (match["exponent"] or "")))
-    if match["below"] and int(match["below"]) and not _in_date(match):
-        value /= int(match["below"])
-    elif match["below"]:
-        value = Fraction(int(match["below"]))
+    below = Fraction(Decimal(match["below"])) if match["below"] else None
+    if below and not _in_date(match):
+        value /= below
+    elif below is not None:
+        value = below
     negative = (match["sign"] in ("-", "−")) != bool(match["inner"])
     return -value if negative else value
 
@@ -58,20 +59,27 @@ def _in_date(match: re.Match[str]) -> bool:
 
 
 def shown(value: Fraction) -> str:
-    """Return a number as text, the same for equal numbers: "64000", "1.5", "-5", or "1/3" where decimals never end."""
+    """Return a number as text, the same for equal numbers: "64000", "1.5", "-5", or "1/3" where decimals never end.
+
+    A number may be longer than Python turns into text by itself (4300 digits): a model that repeats a digit writes one.
+    """
     below = value.denominator
     for prime in (2, 5):
         while below % prime == 0:
             below //= prime
     if below != 1:
-        return f"{value.numerator}/{value.denominator}"
+        return f"{_digits(value.numerator)}/{_digits(value.denominator)}"
     if value.denominator == 1:
-        return str(value.numerator)
+        return _digits(value.numerator)
     digits = 0
     while (value * 10**digits).denominator != 1:
         digits += 1
-    whole = str(abs((value * 10**digits).numerator)).rjust(digits + 1, "0")
+    whole = _digits(abs((value * 10**digits).numerator)).rjust(digits + 1, "0")
     return f"{'-' if value < 0 else ''}{whole[:-digits]}.{whole[-digits:]}"
+
+
+def _digits(whole: int) -> str:
+    return f"{Decimal(whole):f}"
 
 
 def normalised_text(text: str) -> str:

@@ -20,10 +20,20 @@ def test_an_unknown_metric_is_refused_with_the_nearest(tmp_path):
         mark_predictions(tmp_path / "p", "final_number")
 
 
-@pytest.mark.parametrize("row", ["[1]", "{", {"reference": "1"}, {"reference": None, "prediction": "1"}])
+@pytest.mark.parametrize(
+    "row",
+    [
+        "[1]",
+        "{",
+        "[" * 100_000,
+        '{"reference": 1' + "1" * 5000 + "}",
+        {"reference": "1"},
+        {"reference": None, "prediction": "1"},
+    ],
+)
 def test_a_bad_row_names_its_line(tmp_path, row):
     path = lines(tmp_path / "p.jsonl", [{"reference": "1", "prediction": "1"}, row])
-    with pytest.raises(InputError, match=r"p\.jsonl.*(line 2|line 1 column)"):
+    with pytest.raises(InputError, match=r"p\.jsonl, line 2: "):
         mark_predictions(path, "final-number")
 
 
@@ -39,6 +49,11 @@ def test_an_empty_file_is_no_pass(tmp_path):
     for pair in ((some, none), (none, some)):
         with pytest.raises(InputError, match=r"b\.jsonl"):
             check_overlap(*pair)
+
+
+def test_no_predictions_are_no_mean(tmp_path):
+    with pytest.raises(InputError, match="holds none"):
+        mark_predictions(lines(tmp_path / "p.jsonl", []), "final-number")
 
 
 def test_formats_are_compared_with_each_other(tmp_path):

@@ -78,6 +78,12 @@ def test_any_text_can_be_read(text):
     extract(text, "normalised-text")
 
 
+@pytest.mark.parametrize("frame", ["{}", "-{}", "{}.5", "{}/7", "7/{}"])
+def test_a_number_of_any_length_can_be_read(frame):
+    text = frame.format("1" * 5000)
+    assert extract(text, "final-number") == text
+
+
 def test_case_spacing_and_punctuation_around_do_not_matter():
     assert normalised_text("  “New  York”. ") == normalised_text("new york") == "new york"
     assert extract(" .. ", "normalised-text") is None

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
+import shlex
 import sys
 import tempfile
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,9 +61,12 @@ def init(
     target = target or _ask("--target", "target (files that show what good means)").split()
     budget = budget or _ask("--budget", "budget (memory and time or FLOPs)", "6GB 1h")
     content = written(model, pool, target, budget, out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(content, encoding="utf-8")
-    console().print(f"wrote {out}; next: lazytrain plan {out}", soft_wrap=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{out} can be written", str(error.strerror), "choose another place with --out") from error
+    console().print(f"wrote {out}; next: lazytrain plan {shlex.quote(str(out))}", soft_wrap=True, markup=False)
 
 
 def _ask(option: str, what: str, default: str | None = None) -> str:
@@ -74,8 +80,8 @@ def parse_budget(words: str) -> dict[str, str | int]:
     """Turn such as `24GB 2h 1e15flops` into the budget section. Raises `ConfigError` naming the part it cannot read."""
     budget: dict[str, str | int] = {}
     for word in re.split(r"[\s,]+", words.strip()):
-        match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]+)", word)
-        unit = match[2].lower() if match else ""
+        match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]+)", word)
+        unit = match[2].lower() if match and math.isfinite(float(match[1])) else ""
         if unit in MEMORIES:
             budget["peak_bytes"] = word
         elif unit in TIMES:
@@ -93,6 +99,13 @@ def parse_budget(words: str) -> dict[str, str | int]:
 
 def written(model: str, pool: list[str], target: list[str], budget: str, out: Path) -> str:
     """Return the configuration's text, its paths relative to `out`, checked against the schema and the files."""
+    for item in (*pool, *target, model):
+        if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in item):
+            raise ConfigError(
+                "names that can stand in a configuration",
+                f"{item!r} cannot",
+                "rename it: UTF-8 without control characters",
+            )
     looks = {"pool": [look(Path(item)) for item in pool], "target": [look(Path(item)) for item in target]}
     place = out.resolve().parent
     local = Path(model).expanduser().is_dir()
@@ -186,7 +199,8 @@ def _found(files: list[Path]) -> str:
                 except Refused as fault:
                     faults.append(f"{file.name} row {record.row}: {fault.detail}")
     if not formats:
-        raise InputError("a row that can be read", f"none of {rows}; {faults[-1]}", "see `lazytrain ingest --pool`")
+        found = f"{files[0]}: none of {rows}; {faults[-1]}" if rows else f"{files[0]} is empty"
+        raise InputError("a row that can be read", found, "see `lazytrain ingest --pool`")
     more = "at least " if rows == LOOKED_AT else ""
     kinds = ", ".join(f"{name} ({count})" if len(formats) > 1 else name for name, count in formats.most_common())
     unread = f"; {len(faults) - 1} cannot be read" if len(faults) > 1 else ""

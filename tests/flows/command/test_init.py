@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -76,3 +77,32 @@ def test_a_budget_is_read_from_words(words, section):
 def test_a_budget_part_without_a_unit_is_refused():
     with pytest.raises(LazyTrainError, match="'6'"):
         parse_budget("6 2h")
+
+
+@pytest.mark.parametrize("word", ["1e999flops", "1..2GB", "1e999GB", "..tokens"])
+def test_a_budget_that_is_no_number_is_refused(word):
+    with pytest.raises(LazyTrainError, match=re.escape(word)):
+        parse_budget(word)
+
+
+@pytest.mark.parametrize("name", ["not\udcffutf8.jsonl", "two\nlines.jsonl"])
+def test_a_name_that_yaml_cannot_hold_is_refused(project, name):
+    pool = project / name
+    pool.write_text((project / "pool.jsonl").read_text())
+    with pytest.raises(LazyTrainError, match="rename"):
+        written("base model", [str(pool)], [str(project / "target.jsonl")], "6GB", project / "c.yaml")
+
+
+def test_a_place_that_cannot_be_written_is_refused(project):
+    files = ["--pool", "pool.jsonl", "--target", "target.jsonl"]
+    done = lazytrain(
+        "init", "--model", "base model", *files, "--budget", "6GB", "--out", "pool.jsonl/c.yaml", cwd=project
+    )
+    assert done.returncode == 2
+    assert "can be written" in done.stderr
+
+
+def test_an_empty_target_is_called_empty(project):
+    (project / "target.jsonl").write_text("")
+    with pytest.raises(LazyTrainError, match=r"target\.jsonl is empty"):
+        written("base model", [str(project / "pool.jsonl")], [str(project / "target.jsonl")], "6GB", project / "c.yaml")

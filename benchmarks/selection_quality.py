@@ -88,7 +88,7 @@ def settings(model: Path, seed: int) -> dict[str, Any]:
         "plan": {"techniques": [{"method": "full"}], "window": 16, "micro_batches": [16], "precision": "float32"},
         "begin": {"fraction": 0.05},
         "score": {"batch_tokens": 8192},
-        "train": {"learning_rate": 1e-3, "epochs": 3, "evaluations": 6, "warmup_steps": 4},
+        "train": {"learning_rate": 1e-3, "epochs": 3, "evaluations": 3, "warmup_steps": 4},
         "govern": {"policy": {"method": "patience", "patience": 100}},
     }
 
@@ -232,10 +232,10 @@ def run(data: Path, work: Path, quick: bool) -> dict[str, Any]:
     tasks = read_tasks(data)
     sizes = {"pool": 4, "target": 8, "validation": 8, "holdout": 12}
     if not quick:
-        sizes = {"pool": 8, "target": 12, "validation": 12, "holdout": 24}
+        sizes = {"pool": 6, "target": 12, "validation": 12, "holdout": 24}
     categories = draw_categories(tasks, 1 if quick else 3)
     seeds = range(1 if quick else 3)
-    rates = (1e-3, 3e-3) if quick else (4e-4, 1e-3, 2.5e-3)
+    rates = (1e-3, 3e-3) if quick else (5e-4, 1.5e-3)
     cells: list[dict[str, Any]] = []
     rows: list[list[str]] = []
     for category in categories:

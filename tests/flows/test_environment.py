@@ -54,3 +54,10 @@ def test_a_folder_that_cannot_be_made_is_refused(bare, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"store\.home"):
         prepare(tmp_path / "file")
+
+
+def test_a_folder_that_is_there_but_not_ours_is_refused(bare, tmp_path):
+    (tmp_path / "prefect").mkdir()
+    bare.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # as root every folder can be written
+    with pytest.raises(ConfigError, match="Permission denied"):
+        prepare(tmp_path)

@@ -170,7 +170,7 @@ def test_a_run_that_is_ended_says_so_everywhere_and_leaves_no_server_behind(tmp_
         text=True,
     )
     runs, until = Runs(tmp_path), time.monotonic() + 240
-    while not any((tmp_path / ".lazytrain" / "work").glob("*/claim-*")):  # the first stage is at work
+    while not any((tmp_path / ".lazytrain" / "work").glob("*/claim-*/scratch")):  # the first stage computes
         assert child.poll() is None, child.stderr.read()
         assert time.monotonic() < until
         time.sleep(0.2)

@@ -6,6 +6,7 @@ imported. `refuse_foreign_rooms` stops a start where another project's `stages` 
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from importlib.util import find_spec
@@ -47,13 +48,16 @@ def prepare(home: Path | None = None, *, offline: bool = True) -> None:
         warnings.filterwarnings("ignore", category=FutureWarning, module=library)
     if home is not None and "PREFECT_API_URL" not in os.environ:
         os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
-        _make(Path(os.environ["PREFECT_HOME"]))  # Prefect makes the last part of the path only
+        for folder in (Path(os.environ["PREFECT_HOME"]), home):  # Prefect makes the last part of the path only
+            _make(folder)
         os.environ.setdefault("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "true")
 
 
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise ConfigError(
             "the folder `store.home` can be written", f"{folder}: {error.strerror}", "set `store.home` to one that can"

@@ -7,6 +7,7 @@ write-once value is won by exactly one caller. Importing this file does not impo
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -77,9 +78,15 @@ def _ready(file: Path, version: str) -> bool:
         return False
 
 
+def _unwritable(error: BaseException) -> bool:
+    text = str(error).lower()
+    denied = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
+    return denied or any(sign in text for sign in _UNWRITABLE)
+
+
 def _passing(error: BaseException) -> bool:
     text = str(error).lower()
-    return not any(sign in text for sign in _UNWRITABLE) and (
+    return not _unwritable(error) and (
         isinstance(error, (ConnectionError, TimeoutError))
         or getattr(error, "error_code", None) in _PASSING_CODES
         or any(sign in text for sign in _PASSING)
@@ -128,7 +135,7 @@ class Tracking:
         try:
             return retrying(call)
         except Exception as error:
-            if any(sign in str(error).lower() for sign in _UNWRITABLE):
+            if _unwritable(error):
                 raise ArtifactError(
                     f"the database {self._shown()} can be written",
                     str(error).strip().splitlines()[0],
@@ -143,6 +150,9 @@ class Tracking:
             ) from error
 
     def _shown(self) -> str:
+        file = _sqlite_file(self.address.tracking_uri)
+        if file is not None:
+            return str(file)
         parsed = urlparse(self.address.tracking_uri)
         return parsed._replace(netloc=parsed.netloc.rpartition("@")[2]).geturl()
 

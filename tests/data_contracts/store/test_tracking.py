@@ -1,0 +1,21 @@
+"""A tracking database that cannot be opened is told as one, with its path."""
+
+from __future__ import annotations
+
+import pytest
+
+from data_contracts.errors import ArtifactError
+from data_contracts.records import StoreAddress
+from data_contracts.store import tracking
+
+
+def test_a_database_that_is_not_ours_is_refused_by_its_path(tmp_path, monkeypatch):
+    def denied(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(tracking, "FileLock", denied)  # as root every file can be written
+    file = tmp_path / "mlflow.db"
+    with pytest.raises(ArtifactError) as refused:
+        tracking.Tracking(StoreAddress(tracking_uri=f"sqlite:///{file}", work_uri=str(tmp_path), artifact_uri=None))
+    assert refused.value.promised == f"the database {file} can be written"
+    assert "Permission denied" in refused.value.found

@@ -26,7 +26,7 @@ from flows.command.model import PACKAGED, SMALL, models_home
 from flows.command.screen import console
 from flows.readable import size
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 LEAST_PYTHON = (3, 11)
 LEAST_MEMORY = 6 * 10**9

@@ -15,7 +15,7 @@ from data_contracts.errors import EXIT_REFUSED, ConfigError
 from data_contracts.records import Table
 from flows.command.screen import console, rich_table
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from flows.command.screen import console
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from flows.command.plain import Plain, merged, model_of, nested, show_refused
 from flows.command.screen import console
 from flows.command.settings import MINIMAL, settings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

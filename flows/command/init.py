@@ -26,7 +26,7 @@ from data_contracts.errors import ConfigError, InputError
 from flows.command.screen import console
 from flows.workspace import CONFIG_FILE
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 LOOKED_AT = 10_000
 """Rows that are looked at; more are said to be more."""

@@ -17,7 +17,7 @@ from flows.command.plain import Plain, merged, nested
 from flows.command.screen import console
 from flows.command.settings import MINIMAL, sections, settings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

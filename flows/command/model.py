@@ -28,7 +28,7 @@ from data_contracts.errors import LazyTrainError, ModelError, TransientError
 from flows.command.screen import console, progress_of
 from flows.environment import QUIET
 
-app = typer.Typer(no_args_is_help=True, help="Fetch a model and pin it by digest.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fetch a model and pin it by digest.")
 
 
 class Packaged(NamedTuple):

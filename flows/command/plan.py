@@ -24,7 +24,7 @@ from flows.workspace import CONFIG_FILE, Workspace
 from stages.model.pin import read_pin
 from stages.stage import Artifact
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from data_contracts.records import StoreAddress, Table
 from flows.command.screen import console, rich_table
 from flows.environment import prepare
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -18,7 +18,7 @@ from flows.command.model import pull
 from flows.command.run import OutcomeFile, execute
 from flows.workspace import CONFIG_FILE
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 TEMPLATE = """\
 # The quick start: teach a small chat model to answer trivia in a word or two.

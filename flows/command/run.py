@@ -16,7 +16,7 @@ from flows.environment import prepare
 from flows.outcome import Outcome
 from flows.workspace import CONFIG_FILE, Workspace
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 OutcomeFile = Annotated[Path | None, typer.Option("--outcome", help="Write what came of the run here, as JSON.")]

@@ -15,7 +15,7 @@ from flows.command.plain import Plain, ids_of, merged, model_of, nested, show_re
 from flows.command.screen import console, rich_table
 from flows.command.settings import MINIMAL, settings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 SHOWN_ROWS = 20
 

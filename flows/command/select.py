@@ -14,7 +14,7 @@ from data_contracts.records import Table
 from flows.command.screen import console, rich_table
 from flows.command.settings import MINIMAL, settings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -19,7 +19,7 @@ from flows.environment import prepare
 from flows.workspace import CONFIG_FILE, Workspace
 from stages.stage import VERBS
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -20,7 +20,7 @@ from flows.environment import prepare
 from flows.readable import duration, size
 from flows.workspace import CONFIG_FILE, Workspace
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -17,7 +17,7 @@ from flows.command.screen import console
 from flows.command.settings import MINIMAL, sections, settings
 from stages.stage import Artifact
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

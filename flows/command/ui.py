@@ -23,7 +23,7 @@ from flows.command.screen import console
 from flows.environment import prepare
 from flows.workspace import CONFIG_FILE, Workspace
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0

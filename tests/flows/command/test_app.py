@@ -55,6 +55,7 @@ def test_every_command_has_a_help_page_of_its_own(tmp_path):
     for name in COMMANDS:
         done = lazytrain(name, "--help", cwd=tmp_path)
         assert done.returncode == 0, (name, done.stderr)
+        assert "--install-completion" not in done.stdout, name
 
 
 def test_an_unknown_command_is_answered_with_the_nearest_one(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
@@ -40,5 +39,4 @@ def ingest(
         made = plain.call("ingest")[0] if target and model else plain.files("pool", pool)
         show_refused(made["quarantine"])
         if out is not None:
-            shutil.rmtree(out / "hashes", ignore_errors=True)
             console().print(f"tables under {out}", soft_wrap=True)

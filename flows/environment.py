@@ -23,6 +23,7 @@ QUIET = {
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",  # its own 20 s is short for two busy cores
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the command tells it; Prefect's pages keep its log
+    "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",  # what it says of its own server when both are ended
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
@@ -51,6 +52,8 @@ def prepare(home: Path | None = None, *, offline: bool = True) -> None:
         for folder in (Path(os.environ["PREFECT_HOME"]), home):  # Prefect makes the last part of the path only
             _make(folder)
         os.environ.setdefault("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "true")
+        # A signal to the whole process group ends the embedded server first: its 5 retries would hold the end for 60 s.
+        os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "2")
 
 
 def _make(folder: Path) -> None:

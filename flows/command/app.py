@@ -20,6 +20,7 @@ from data_contracts.errors import EXIT_TERMINATED, LazyTrainError
 from flows.environment import refuse_foreign_rooms
 
 EXIT_INTERRUPTED = 130  # after ctrl-C, by typer
+ENDED = "ended: what was committed is kept; run the same command to go on\n"
 COMMANDS: dict[str, tuple[str, str]] = {
     "quickstart": ("quickstart", "Run the whole chain on a small real model and real text."),
     "init": ("init", "Write a short commented configuration for your model, pool, target and budget."),
@@ -108,8 +109,32 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except SystemExit as end:
         if end.code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
-            sys.stderr.write("ended: what was committed is kept; run the same command to go on\n")
+            sys.stderr.write(ENDED)
         raise
+    except BaseException as error:
+        code = ended_by(error)
+        if code is None:
+            raise
+        sys.stderr.write(ENDED)
+        sys.exit(code)
+
+
+def ended_by(error: BaseException | None) -> int | None:
+    """Return the exit code of the signal that `error` came after, None where it came by itself.
+
+    A signal to the whole process group ends Prefect's embedded server too, and telling it of the end then fails.
+    """
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, KeyboardInterrupt):
+            return EXIT_INTERRUPTED
+        if isinstance(error, SystemExit) and error.code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+            return int(error.code)
+        if type(error).__name__ == "TerminationSignal":  # what Prefect makes of SIGTERM inside a flow
+            return EXIT_TERMINATED
+        seen.add(id(error))
+        error = error.__context__
+    return None
 
 
 def terminated(number: int, frame: Any) -> None:

@@ -93,12 +93,12 @@ class LocalWork:
 
     def record(self, output: str, value: Frozen) -> None:
         folder = self._place(output)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / RECORD_FILE).write_text(value.model_dump_json())
 
     def path(self, output: str) -> Path:
         folder = self._place(output)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def measured(self, output: str, name: str) -> Path:

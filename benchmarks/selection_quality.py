@@ -88,7 +88,7 @@ def settings(model: Path, seed: int) -> dict[str, Any]:
         "plan": {"techniques": [{"method": "full"}], "window": 16, "micro_batches": [16], "precision": "float32"},
         "begin": {"fraction": 0.05},
         "score": {"batch_tokens": 8192},
-        "train": {"learning_rate": 1e-3, "epochs": 3, "evaluations": 3, "warmup_steps": 4},
+        "train": {"learning_rate": 1e-3, "epochs": 2, "evaluations": 3, "warmup_steps": 4},
         "govern": {"policy": {"method": "patience", "patience": 100}},
     }
 
@@ -230,9 +230,9 @@ def run(data: Path, work: Path, quick: bool) -> dict[str, Any]:
     """Run every cell and return the figures."""
     console = Console(stderr=True)
     tasks = read_tasks(data)
-    sizes = {"pool": 4, "target": 8, "validation": 8, "holdout": 12}
+    sizes = {"pool": 3, "target": 6, "validation": 6, "holdout": 12}
     if not quick:
-        sizes = {"pool": 6, "target": 12, "validation": 12, "holdout": 24}
+        sizes = {"pool": 4, "target": 8, "validation": 8, "holdout": 16}
     categories = draw_categories(tasks, 1 if quick else 3)
     seeds = range(1 if quick else 3)
     rates = (1e-3, 3e-3) if quick else (5e-4, 1.5e-3)

@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from data_contracts.arrow import TABLE_FILE, write_table
+from data_contracts.arrow import TABLE_FILE, rows_of, write_table
+from data_contracts.errors import ModelError
 from data_contracts.records import Origin, Plan, Ref, Request, Result, Table
 from data_contracts.tables import TOKENS
 from flows.command.plain import Plain, merged, model_of, nested, show_refused
@@ -22,6 +23,7 @@ from flows.environment import prepare
 from flows.readable import size, text
 from flows.workspace import CONFIG_FILE, Workspace
 from stages.model.pin import read_pin
+from stages.model.tokenise import PAST_EMBEDDING
 from stages.stage import Artifact
 
 app = typer.Typer(add_completion=False)
@@ -53,9 +55,26 @@ def plan(
         if pool:
             rows = plain.files("pool", pool)
             show_refused(rows["quarantine"])
+            stop_past_the_embedding(rows["quarantine"])
             plain.call("plan", base=base, pool_tokens=rows["tokens"], pool=rows["examples"])
         else:
             plain.call("plan", base=base, pool_tokens=longest_row(plain, base, max_len))
+
+
+def stop_past_the_embedding(quarantine: Artifact) -> None:
+    """Raise `ModelError` where rows were refused for a token that the model has no embedding for.
+
+    A run would go on without these rows; who asks for a plan is told first.
+    """
+    rows = [row for row in rows_of(quarantine.batches()) if row["reason"] == PAST_EMBEDDING]
+    if rows:
+        first = rows[0]
+        where = f"{first['file']} row {first['row']}"
+        raise ModelError(
+            "every token of the data has a row in the model's embedding",
+            f"{len(rows)} row(s) hold one that has none, the first is {where}: {first['detail']}",
+            "resize the embedding (`ingest.resize_embeddings: true`) and train it, or drop the token",
+        )
 
 
 def longest_row(plain: Plain, base: Artifact, tokens: int) -> Artifact:
@@ -82,8 +101,10 @@ def preview(workspace: Workspace) -> Plan:
 
     ingested = _stage(workspace, "ingest")
     needs = {name: ingested.ref(name) for name in ("base", "pool_tokens", "target_tokens", "pool")}
-    planned = _stage(workspace, "plan", **needs)
     store = Store(workspace.address)
+    quarantine = ingested.refs["quarantine"]
+    stop_past_the_embedding(Artifact(quarantine, store.open(quarantine)))
+    planned = _stage(workspace, "plan", **needs)
     for result in (ingested, planned):
         show(store.read_manifest(result.run).summary)
     chosen = store.record(planned.refs["plan"], Plan)

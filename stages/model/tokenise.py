@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 
+PAST_EMBEDDING = "token_past_embedding"
+
 
 class Rendered(NamedTuple):
     """One example for one tokenizer: ids_T, answer_mask_T (True where supervised; never at 0), and the text of it."""
@@ -165,8 +167,9 @@ class Renderer:
             raise Refused("no_answer", "no token of the answer can be supervised", "")
         if self.vocabulary is not None and max(ids) >= self.vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(max(ids))
-            detail = f"token {token!r} has id {max(ids)}, past the model's embedding of {self.vocabulary} rows"
-            raise Refused("token_past_embedding", f"{detail}: set ingest.resize_embeddings to grow it", "")
+            rows = f"the embedding has {self.vocabulary} rows (0..{self.vocabulary - 1})"
+            detail = f"token {token!r} has id {max(ids)} but {rows}"
+            raise Refused(PAST_EMBEDDING, f"{detail}: set ingest.resize_embeddings to grow it", "")
         return Rendered(ids, mask, text)
 
 

@@ -9,7 +9,7 @@ from stages.evaluate.plain import check_overlap, mark_predictions
 pytestmark = pytest.mark.shared
 
 
-def test_e01_the_right_number_is_marked_right_however_it_is_written(shared):
+def test_E01_the_right_number_is_marked_right_however_it_is_written(shared):
     path = shared / "cases" / "files" / "E01-right-number-marked-wrong" / "preds.jsonl"
     found = mark_predictions(path, "final-number")
     assert {item.id: item.score for item in found.items} == {
@@ -27,7 +27,7 @@ def test_e01_the_right_number_is_marked_right_however_it_is_written(shared):
     assert {item.id for item in found.items if item.note == "nothing extracted"} == {"n6"}
 
 
-def test_e02_a_leak_is_found_under_another_id_key_case_or_spacing(shared):
+def test_E02_a_leak_is_found_under_another_id_key_case_or_spacing(shared):
     folder = shared / "cases" / "files" / "E02-leak-hidden-by-extra-key"
     found = check_overlap(folder / "eval.jsonl", folder / "selected.jsonl")
     assert {(m.example_id, m.item_id, m.kind) for m in found.meetings} == {

@@ -16,7 +16,7 @@ def case(shared, name):
     return shared / "cases" / "files" / name / "evals.jsonl"
 
 
-def test_g01_a_loss_that_is_not_finite_never_counts_as_better(shared):
+def test_G01_a_loss_that_is_not_finite_never_counts_as_better(shared):
     path = case(shared, "G01-nan-counts-as-better")
     report = replay(path, PATIENCE)
     assert (report.best_step, report.best_value) == (20, 0.8)
@@ -26,20 +26,20 @@ def test_g01_a_loss_that_is_not_finite_never_counts_as_better(shared):
     assert not any("step 50" in line for line in report.log)
 
 
-def test_g01_the_marginal_gain_rule_stops_at_the_first_loss_that_is_not_finite(shared):
+def test_G01_the_marginal_gain_rule_stops_at_the_first_loss_that_is_not_finite(shared):
     report = replay(case(shared, "G01-nan-counts-as-better"), {"method": "marginal_gain"})
     assert (report.best_step, report.best_value, report.stopped_at) == (20, 0.8, 30)
     assert "not finite at step 30" in report.reason
 
 
-def test_g02_a_loss_with_a_data_set_in_its_name_is_minimised(shared):
+def test_G02_a_loss_with_a_data_set_in_its_name_is_minimised(shared):
     report = replay(case(shared, "G02-best-picked-the-wrong-way"), PATIENCE, "eval_target_loss")
     assert report.direction == "minimise"
     assert (report.best_step, report.best_value, report.stopped_at) == (30, 1.2, None)
     assert "minimise" in report.log[0]
 
 
-def test_g02_an_uncertain_name_is_refused_before_training(shared):
+def test_G02_an_uncertain_name_is_refused_before_training(shared):
     path = case(shared, "G02-best-picked-the-wrong-way")
     with pytest.raises(ConfigError, match="eval_quality"):
         replay(path, PATIENCE, "eval_quality")
@@ -52,11 +52,11 @@ def test_g02_an_uncertain_name_is_refused_before_training(shared):
 @pytest.mark.parametrize(
     "name", ["loss", "eval_loss", "val/perplexity", "word-error", "f1[macro]", "exact_match,none", "acc"]
 )
-def test_g02_certain_names_need_no_direction(name):
+def test_G02_certain_names_need_no_direction(name):
     assert GovernConfig(metric=name).direction is None
 
 
 @pytest.mark.parametrize("name", ["quality", "loss_reduction", "error_free", "score", "", "lossless"])
-def test_g02_other_names_do(name):
+def test_G02_other_names_do(name):
     with pytest.raises(ConfigError):
         GovernConfig(metric=name)

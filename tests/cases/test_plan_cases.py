@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from data_contracts.errors import MethodError, ModelError
 from data_contracts.records import ModelPin
 from stages.model.load import load_tokenizer, pin_model
 from stages.stage import Artifact
+from tests.conftest import ROOT
 from tests.local_work import LocalWork
 from tests.stages.plan import conftest
 from tests.stages.plan.conftest import random_rows, token_columns
@@ -33,7 +37,7 @@ def technique(folder: Path, file: str) -> dict[str, Any]:
     return {"plan": {"techniques": [{"method": "lora", **asked}]}}
 
 
-def test_p01_a_misspelt_lora_target_stops_before_any_weight_is_loaded(
+def test_P01_a_misspelt_lora_target_stops_before_any_weight_is_loaded(
     shared: Path,
     given: Given,
     planned: Planned,
@@ -77,7 +81,7 @@ def tables(folder: Path, pin: ModelPin, file: str, place: Path) -> tuple[dict[st
     return token_columns(rows), work.artifact("pool")
 
 
-def test_p02_a_token_id_past_the_embedding_is_named_with_its_row_and_remedy(
+def test_P02_a_token_id_past_the_embedding_is_named_with_its_row_and_remedy(
     shared: Path,
     tmp_path: Path,
     given: Given,
@@ -98,7 +102,7 @@ def test_p02_a_token_id_past_the_embedding_is_named_with_its_row_and_remedy(
         planned({}, inputs)
 
 
-def test_p02_a_token_that_no_row_uses_is_a_warning(
+def test_P02_a_token_that_no_row_uses_is_a_warning(
     shared: Path,
     tmp_path: Path,
     given: Given,
@@ -112,7 +116,7 @@ def test_p02_a_token_that_no_row_uses_is_a_warning(
     assert summary.facts["embedding_weights"] == 260 * 8
 
 
-def test_p02_a_resized_embedding_is_counted(
+def test_P02_a_resized_embedding_is_counted(
     shared: Path,
     tmp_path: Path,
     given: Given,
@@ -125,3 +129,35 @@ def test_p02_a_resized_embedding_is_counted(
     assert summary.facts["embedding_weights"] == 261 * 8
     assert plan.trainable == summary.facts["base_parameters"] == 2744 + 8
     assert not any("embedding" in notice for notice in work.notices)
+
+
+def test_P02_the_command_stops_where_ingest_refused_a_row_for_such_a_token(shared: Path, tmp_path: Path) -> None:
+    folder = case(shared, "P02")
+
+    def planning(pool: str) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "flows.command.app",
+            "plan",
+            "--model",
+            folder / "model",
+            "--pool",
+            folder / pool,
+        ]
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    stopped = planning("pool.jsonl")
+    said = " ".join((stopped.stdout + stopped.stderr).split())
+    assert stopped.returncode == 2
+    assert "token '<|tool|>' has id 260 but the embedding has 260 rows (0..259)" in said
+    assert "(id 'v2')" in said
+    assert "resize the embedding" in said
+    assert planning("pool_ok.jsonl").returncode == 0

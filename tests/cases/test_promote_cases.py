@@ -20,7 +20,7 @@ def address(tmp_path):
 
 @pytest.mark.shared
 @pytest.mark.slow
-def test_m01_metrics_keep_their_values_and_their_names(shared, address):
+def test_M01_metrics_keep_their_values_and_their_names(shared, address):
     from mlflow.tracking import MlflowClient
 
     path = shared / "cases" / "files" / "M01-metric-names-refused" / "metrics.json"
@@ -35,7 +35,7 @@ def test_m01_metrics_keep_their_values_and_their_names(shared, address):
 @pytest.mark.parametrize(
     "text", ['{"a": 1, "a": 2}', '{"": 1}', '{"a": NaN}', '{"a": "1"}', '{"a": true}', "[1]", "{}", "{"]
 )
-def test_m01_what_cannot_be_stored_is_refused_before_anything_is(tmp_path, address, text):
+def test_M01_what_cannot_be_stored_is_refused_before_anything_is(tmp_path, address, text):
     path = tmp_path / "metrics.json"
     path.write_text(text)
     with pytest.raises(InputError, match="json"):
@@ -43,7 +43,7 @@ def test_m01_what_cannot_be_stored_is_refused_before_anything_is(tmp_path, addre
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.json"]
 
 
-def test_m01_names_that_look_like_escapes_stay_apart(tmp_path, address):
+def test_M01_names_that_look_like_escapes_stay_apart(tmp_path, address):
     values = {"a@b": 1.0, "a_u40_b": 2.0, "a_b": 3.0, "A@b": 4.0, "x" * 300: 5.0, "x" * 299 + "y": 6.0}
     path = tmp_path / "metrics.json"
     path.write_text(json.dumps(values))

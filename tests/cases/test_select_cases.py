@@ -12,7 +12,7 @@ from stages.select.plain import select_scores
 
 
 @pytest.mark.shared
-def test_c03_nan_scores_rank_first(shared: Path) -> None:
+def test_C03_nan_scores_rank_first(shared: Path) -> None:
     path = shared / "cases" / "files" / "C03-nan-scores-rank-first" / "scores.jsonl"
     two = select_scores(path, SelectConfig(count=2), np.random.default_rng(0))
     rows = two.selection.to_pylist()

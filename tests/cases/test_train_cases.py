@@ -47,7 +47,7 @@ def with_own_pad(folder: Path, target: Path) -> ModelPin:
     return pin_model(ModelConfig(path=target.name), target.parent)
 
 
-def test_t01_a_pad_token_that_is_the_end_token_hides_no_real_end(shared, tmp_path):
+def test_T01_a_pad_token_that_is_the_end_token_hides_no_real_end(shared, tmp_path):
     case = shared / "cases/files/T01-pad-is-eos"
     pin = pin_model(ModelConfig(path="model"), case)
     tokenizer = load_tokenizer(pin)
@@ -108,7 +108,7 @@ def train_t02(shared: Path, tmp_path: Path, *, drop_last: bool):
     return pin, summary, work
 
 
-def test_t02_fewer_rows_than_a_batch_make_one_smaller_step(shared, tmp_path):
+def test_T02_fewer_rows_than_a_batch_make_one_smaller_step(shared, tmp_path):
     pin, summary, work = train_t02(shared, tmp_path, drop_last=False)
     assert (summary.facts["steps"], summary.facts["rows"]) == (1, 3)
     losses = work.rows("example_losses")
@@ -123,7 +123,7 @@ def test_t02_fewer_rows_than_a_batch_make_one_smaller_step(shared, tmp_path):
     assert any(not torch.equal(value, base[name]) for name, value in trained.items())
 
 
-def test_t02_with_the_last_batch_dropped_it_stops_before_loading_weights(shared, tmp_path):
+def test_T02_with_the_last_batch_dropped_it_stops_before_loading_weights(shared, tmp_path):
     message = r"0 steps: 3 rows < 4 x 8 = 32 per step with drop_last"
     with pytest.raises(ConfigError, match=message) as caught:
         train_t02(shared, tmp_path, drop_last=True)

@@ -99,6 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit with its code: 0 done, 2 refused, 3 may be tried again, 130 interrupted, 143 ended."""
     arguments = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGINT, interrupted)
     try:
         refuse_foreign_rooms()
         app(arguments)
@@ -135,6 +136,19 @@ def ended_by(error: BaseException | None) -> int | None:
         seen.add(id(error))
         error = error.__context__
     return None
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C.
+
+    Not the plain class: once that was raised inside text that a library runs by `exec` (as dataclasses do), CPython ends
+    the process by the signal, whatever exit code was chosen since.
+    """
+
+
+def interrupted(number: int, frame: Any) -> None:
+    """End by an exception that every handler of ctrl-C knows."""
+    raise Interrupted
 
 
 def terminated(number: int, frame: Any) -> None:

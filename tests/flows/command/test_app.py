@@ -106,3 +106,18 @@ def test_an_error_after_a_signal_is_the_end_that_was_asked_for(end, code):
     error = ConnectionError("the server ended first")
     error.__context__ = end
     assert ended_by(error) == code
+
+
+def test_an_interrupt_inside_text_that_is_executed_still_ends_with_130(tmp_path):
+    (tmp_path / "interrupted.py").write_text(
+        "from flows.command import app\n"
+        "text = 'import os, signal\\nos.kill(os.getpid(), signal.SIGINT)\\nfor _ in range(10**6): pass'\n"
+        "app.app = lambda arguments: exec(text)\n"
+        "app.main([])\n"
+    )
+    done = subprocess.run(  # as a module: a script's exit code hides what is tested
+        [sys.executable, "-m", "interrupted"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 130, done.stderr
+    assert "what was committed is kept" in done.stderr

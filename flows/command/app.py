@@ -141,8 +141,8 @@ def ended_by(error: BaseException | None) -> int | None:
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C.
 
-    Not the plain class: once that was raised inside text that a library runs by `exec` (as dataclasses do), CPython ends
-    the process by the signal, whatever exit code was chosen since.
+    Not the plain class: once that was raised inside text that a library runs by `exec` (as dataclasses do), CPython
+    ends the process by the signal, whatever exit code was chosen since.
     """
 
 

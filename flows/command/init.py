@@ -23,6 +23,7 @@ import yaml
 
 from data_contracts.config import json_schema, parse
 from data_contracts.errors import ConfigError, InputError
+from flows.command.plain import model_of
 from flows.command.screen import console
 from flows.workspace import CONFIG_FILE
 
@@ -108,9 +109,9 @@ def written(model: str, pool: list[str], target: list[str], budget: str, out: Pa
             )
     looks = {"pool": [look(Path(item)) for item in pool], "target": [look(Path(item)) for item in target]}
     place = out.resolve().parent
-    local = Path(model).expanduser().is_dir()
+    section = model_of(model)
     values: dict[str, Any] = {
-        "model": {"path": _relative(model, place)} if local else {"hub": model},
+        "model": {"path": _relative(model, place)} if section.get("path") else section,
         "data": {
             "pool": [_relative(item, place) for item in pool],
             "target": [_relative(item, place) for item in target],

@@ -7,8 +7,10 @@ tables (`data.arrow`) and records (`record.json`). Nothing is committed and noth
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from stages.stage import Artifact, Inputs, Work, find_stage
 from stages.work import Desk
 
 SHOWN_ROWS = 20
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class Plain:
@@ -113,11 +116,29 @@ def _no_registry() -> Any:
     raise ArtifactError("a stage on plain files changes nothing elsewhere", "it asked for the registry", "use a run")
 
 
-def model_of(folder: str | None) -> dict[str, Any]:
-    """Return the section `model` for a folder or hub name; without one, the place-holder that nothing reads."""
-    if folder is None:
+def model_of(name: str | None) -> dict[str, Any]:
+    """Return the section `model` for a folder or hub name; without one, the place-holder that nothing reads.
+
+    Raises `ConfigError` for what is neither a folder that is there nor a name a hub could have.
+    """
+    if name is None:
         return {"path": "."}
-    return ModelConfig(path=folder).model_dump() if Path(folder).is_dir() else {"hub": folder}
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return ModelConfig(path=name).model_dump()
+    beside = get_close_matches(folder.name, [item.name for item in _folders(folder.parent)], n=1, cutoff=0.75)
+    if beside or HUB_NAME.fullmatch(name) is None:
+        near = f"; did you mean {folder.parent / beside[0]}?" if beside else ""
+        raise ConfigError(
+            "the model is a folder or a hub name",
+            f"{name} is no folder{near}",
+            "give the folder that holds config.json, or `organisation/model` (with its own name spelled out)",
+        )
+    return {"hub": name}
+
+
+def _folders(place: Path) -> list[Path]:
+    return [item for item in place.iterdir() if item.is_dir()] if place.is_dir() else []
 
 
 def show_refused(quarantine: Artifact) -> int:

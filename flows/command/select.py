@@ -22,7 +22,7 @@ def select(
     scores: Annotated[Path, typer.Option(help="JSON lines, CSV or Arrow with an id and a score a row.")],
     method: Annotated[str, typer.Option(help="The selector: top_k, random, …")] = "top_k",
     budget: Annotated[int | None, typer.Option(min=1, help="How many examples.")] = None,
-    fraction: Annotated[float | None, typer.Option(help="Or the share of the scorable rows.")] = None,
+    fraction: Annotated[float | None, typer.Option(help="Or the share of all rows.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Or how many tokens.")] = None,
     options: Annotated[list[str] | None, typer.Option("--set", help="A setting of the selector: name=value.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="For selectors that draw.")] = 0,

@@ -62,7 +62,7 @@ def mark_predictions(path: Path, metric: str) -> Predictions:
         marked = mark(prediction, reference, chosen)
         items.append(
             Marked(
-                id=str(row.get("id", number)),
+                id=str(row.get("id", f"line {number}")),
                 reference=reference,
                 prediction=prediction,
                 extracted=marked.extracted,
@@ -113,7 +113,7 @@ def check_overlap(evaluation: Path, training: Path) -> Overlap:
 
 def _documents(path: Path) -> Iterator[Document]:
     for number, row in _rows(path):
-        id_ = str(row.get("id", number))
+        id_ = str(row.get("id", f"line {number}"))
         pair = next(((row[a], row[b]) for a, b in PAIRS if a in row and b in row), None)
         if isinstance(row.get("messages"), list) and all(isinstance(turn, dict) for turn in row["messages"]):
             yield document_of(id_, row["messages"])

@@ -79,22 +79,41 @@ class _Zstandard(io.RawIOBase):
         super().close()
 
 
+class _Pieces(io.RawIOBase):
+    """Unpacked bytes as they come, so that what stands before a break is read; `read` would lose it with the error."""
+
+    def __init__(self, stream: gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        piece = self._stream.read1(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
 def open_bytes(path: Path, advance: Advance) -> BinaryIO:
     """Return the unpacked bytes of `path` as a buffered stream; `advance` is told the packed bytes as they are read."""
     with path.open("rb") as file:
         magic = file.read(6)
     raw = io.BufferedReader(_Counted(path, advance), _BUFFER_BYTES)
     if magic[:2] == b"\x1f\x8b":
-        stream: object = gzip.GzipFile(fileobj=raw)
+        stream: io.RawIOBase = _Pieces(gzip.GzipFile(fileobj=raw))
     elif magic[:4] == b"\x28\xb5\x2f\xfd":
         stream = _Zstandard(raw)
     elif magic[:3] == b"BZh":
-        stream = bz2.BZ2File(raw)
+        stream = _Pieces(bz2.BZ2File(raw))
     elif magic == b"\xfd7zXZ\x00":
-        stream = lzma.LZMAFile(raw)  # noqa: SIM115 - closed with the buffer returned
+        stream = _Pieces(lzma.LZMAFile(raw))  # noqa: SIM115 - closed with the buffer returned
     else:
         return cast(BinaryIO, raw)
-    return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, stream), _BUFFER_BYTES))
+    return cast(BinaryIO, io.BufferedReader(stream, _BUFFER_BYTES))
 
 
 def is_packed(path: Path) -> bool:

@@ -45,7 +45,8 @@ def save_checkpoint(folder: Path, model: Any, pin: ModelPin, moments: Moments, t
     Args:
         model: the trained model, or a PEFT model, whose adapters alone are stored.
         moments: (exp_avg, exp_avg_sq) by the name that `model.named_parameters()` gives the parameter.
-        trainer: technique, step, tokens, learning_rate, updates; plain JSON. The base's digest is added.
+        trainer: technique, step, tokens, learning_rate, updates, beta2, epsilon; plain JSON. The base's digest is
+            added.
 
     Raises `ArtifactError` where `folder` already holds something.
     """

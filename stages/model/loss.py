@@ -118,12 +118,19 @@ def logits_of(model: PreTrainedModel, hidden_NH: Tensor) -> Tensor:
 def verify_head(model: PreTrainedModel) -> None:
     """Check on two tokens that decoder + head give the model's own logits.
 
-    Raises `ModelError` for an architecture that does something more between the two, whose losses would be wrong.
+    Raises `ModelError` for an architecture that does something more between the two, whose losses would be wrong,
+    and for weights that give logits that are not finite.
     """
     ids = torch.tensor([[0, 1]], device=model.device)
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=False).logits
         ours = logits_of(model, model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    if not bool(whole.isfinite().all()):
+        raise ModelError(
+            "the model's logits are finite",
+            f"those of {type(model).__name__} on two tokens are not",
+            "the weights hold NaN or infinite values: fetch the model again, or go back to an earlier checkpoint",
+        )
     if not torch.allclose(whole.double(), ours.double(), rtol=1e-3, atol=1e-3):
         raise ModelError(
             "a model's logits are its output head applied to its last hidden states",

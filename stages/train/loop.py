@@ -166,6 +166,8 @@ class _Segment:
                 "tokens": self.start.run_tokens + at.tokens,
                 "learning_rate": rate,
                 "updates": at.updates,
+                "beta2": self.job.train.beta2,
+                "epsilon": self.job.train.epsilon,
                 "schedule": {**self.schedule.state(), "step": at.step, "steps": at.steps},
                 "validation": at.best,
             }

@@ -91,8 +91,8 @@ def _preconditioned(gradient: dict[str, Any], given: Given) -> dict[str, Any]:
         gradient,
         trained.moments,
         updates,
-        beta2=float(trained.trainer.get("beta2", 0.999)),
-        epsilon=float(trained.trainer.get("epsilon", 1e-8)),
+        beta2=float(trained.trainer["beta2"]),
+        epsilon=float(trained.trainer["epsilon"]),
     )
 
 

@@ -106,3 +106,13 @@ def test_an_empty_target_is_called_empty(project):
     (project / "target.jsonl").write_text("")
     with pytest.raises(LazyTrainError, match=r"target\.jsonl is empty"):
         written("base model", [str(project / "pool.jsonl")], [str(project / "target.jsonl")], "6GB", project / "c.yaml")
+
+
+@pytest.mark.parametrize(("model", "said"), [("bsae model", "did you mean base model?"), ("./elsewhere", "no folder")])
+def test_a_misspelt_folder_is_not_taken_for_a_hub_name(project, model, said):
+    done = lazytrain(
+        "init", "--model", model, "--pool", "pool.jsonl", "--target", "target.jsonl", "--budget", "6GB", cwd=project
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (project / "lazytrain.yaml").exists()

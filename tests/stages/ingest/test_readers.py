@@ -7,6 +7,8 @@ import gzip
 import io
 import json
 import lzma
+import random
+import string
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,6 +106,20 @@ def test_a_packed_file_that_breaks_off_keeps_its_rows_and_says_so(tmp_path: Path
     broken = [row for row in work.rows("quarantine") if row["reason"] in ("corrupt", "bad_json")]
     assert broken
     assert any("to the end" in notice for notice in work.notices)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2", ".xz"])
+def test_what_stands_before_a_break_in_a_small_packed_file_is_read(suffix: str, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    lines = [json.dumps({"text": "".join(draw.choices(string.ascii_letters, k=900))}) for _ in range(100)]
+    whole = PACKED[suffix]("\n".join(lines).encode())
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(whole[: len(whole) * 3 // 4])
+    records = read(tmp_path / f"a.jsonl{suffix}")
+    used = [record for record in records if record.fault is None]
+    assert records[-1].fault.reason == "corrupt"
+    least = {".gz": 60, ".zst": 0, ".bz2": 0, ".xz": 60}[suffix]  # the other two unpack by blocks larger than this file
+    assert len(used) >= least
+    assert [record.value for record in used] == [json.loads(line) for line in lines[: len(used)]]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl.gz", "a.json", "a.csv"])

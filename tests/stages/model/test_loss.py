@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from data_contracts.config import ModelConfig
 from data_contracts.errors import ModelError
+from data_contracts.records import ModelPin
 from stages.model.batch import Row, collate
 from stages.model.load import load_model, pin_model
 from stages.model.loss import document_losses, verify_head
@@ -142,4 +143,12 @@ def test_a_model_that_does_more_than_project_is_refused(pin: Any) -> None:
     verify_head(model)
     model.register_forward_hook(lambda module, inputs, output: type(output)(logits=output.logits * 2))
     with pytest.raises(ModelError, match="something else"):
+        verify_head(model)
+
+
+def test_weights_that_are_not_numbers_are_told_from_a_head_that_is_none(pin: ModelPin) -> None:
+    model = load_model(pin)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(float("nan"))
+    with pytest.raises(ModelError, match="finite"):
         verify_head(model)

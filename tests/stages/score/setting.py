@@ -24,6 +24,9 @@ from stages.stage import Artifact
 from tests.local_work import LocalWork, inputs_of, work_for
 from tests.stages.gradients.small_models import VOCABULARY, rows_of, tiny_llama
 
+ADAM = {"beta2": 0.98, "epsilon": 1e-5}
+"""What the checkpoints of these tests say of their optimizer: not the defaults."""
+
 
 def save_tiny_model(folder: Path) -> ModelPin:
     """Save a float32 random Llama with a word tokenizer and pin it."""
@@ -72,7 +75,9 @@ def checkpoint_of(folder: Path, pin: ModelPin, seed: int = 0) -> Artifact:
         for name, value in model.named_parameters()
     }
     work = LocalWork(folder, {"c": "checkpoint"})
-    save_checkpoint(work.path("c"), model, pin, moments, {"technique": {"method": "full"}, "step": 4, "updates": 4})
+    save_checkpoint(
+        work.path("c"), model, pin, moments, {"technique": {"method": "full"}, "step": 4, **ADAM, "updates": 4}
+    )
     return work.artifact("c")
 
 

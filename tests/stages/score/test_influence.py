@@ -12,7 +12,7 @@ from data_contracts.errors import InputError
 from stages.model.checkpoint import load_checkpoint
 from tests.stages.gradients.small_models import rows_of
 from tests.stages.gradients.test_inner_product import explicit_gradient
-from tests.stages.score.setting import Setting, make_setting, odd_row, tokens_of
+from tests.stages.score.setting import ADAM, Setting, make_setting, odd_row, tokens_of
 
 
 def explicit_influence(setting: Setting, groups: list[list[int]], per: str = "visit") -> np.ndarray:
@@ -25,7 +25,7 @@ def explicit_influence(setting: Setting, groups: list[list[int]], per: str = "vi
     for column, members in enumerate(groups):
         for name in own[0][0]:
             mean = sum(goal[item][0][name] / goal[item][2] for item in members) / len(members)
-            root = torch.sqrt(trained.moments[name][1].double() / (1 - 0.999**4)) + 1e-8
+            root = torch.sqrt(trained.moments[name][1].double() / (1 - ADAM["beta2"] ** 4)) + ADAM["epsilon"]
             for row, (gradient, _, tokens) in enumerate(own):
                 unit = tokens if per == "token" else 1
                 result[row, column] += float((gradient[name] / unit * mean / root).sum())
@@ -73,7 +73,7 @@ def test_a_step_on_the_best_example_lowers_the_target_loss_most(tmp_path: Path) 
             gradient, _, _ = explicit_gradient(trained.model, pool[example_id])
             with torch.no_grad():
                 for name, parameter in trained.model.named_parameters():
-                    root = torch.sqrt(trained.moments[name][1].double() / (1 - 0.999**4)) + 1e-8
+                    root = torch.sqrt(trained.moments[name][1].double() / (1 - ADAM["beta2"] ** 4)) + ADAM["epsilon"]
                     parameter.sub_(1e-7 * gradient[name] / root)
         return sum(loss / n for _, loss, n in (explicit_gradient(trained.model, row) for row in rows_of(6, seed=2)))
 

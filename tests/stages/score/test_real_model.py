@@ -20,7 +20,7 @@ from stages.score.stage import STAGE, ScoreSlice
 from stages.stage import Artifact
 from tests.local_work import LocalWork, inputs_of, work_for
 from tests.stages.gradients.test_inner_product import explicit_gradient
-from tests.stages.score.setting import record_of, tokens_of
+from tests.stages.score.setting import ADAM, record_of, tokens_of
 
 pytestmark = pytest.mark.shared
 
@@ -48,7 +48,9 @@ def setting(shared: Path, tmp_path: Path) -> tuple[ModelPin, dict[str, Artifact]
             parameter.data = torch.randn_like(parameter) * 0.1  # as after some training: B is no longer zero
             moments[name] = (torch.zeros_like(parameter), torch.rand_like(parameter) * 1e-4 + 1e-8)
     work = LocalWork(tmp_path / "checkpoint", {"c": "checkpoint"})
-    save_checkpoint(work.path("c"), model, pin, moments, {"technique": {"method": "lora"}, "step": 6, "updates": 6})
+    save_checkpoint(
+        work.path("c"), model, pin, moments, {"technique": {"method": "lora"}, "step": 6, **ADAM, "updates": 6}
+    )
     pool, target = questions(shared, pin, 12), questions(shared, pin, 4, start=50)
     inputs = {
         "base": record_of(tmp_path / "base", "base", pin),
@@ -80,7 +82,7 @@ def test_influence_of_a_lora_checkpoint_equals_the_explicit_product(setting: Any
         counts.append(tokens)
         for name, value in gradient.items():
             mean = sum(other[name] / count for other, _, count in goal) / len(goal)
-            root = torch.sqrt(trained.moments[name][1].double() / (1 - 0.999**6)) + 1e-8
+            root = torch.sqrt(trained.moments[name][1].double() / (1 - ADAM["beta2"] ** 6)) + ADAM["epsilon"]
             total += float((value * mean / root).sum())
         expected.append(total)
     assert set(gradient) == set(trained.moments)

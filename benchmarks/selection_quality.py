@@ -4,7 +4,7 @@ Super-NaturalInstructions is split by task, since all rows of a task share one i
 divided among target, validation, holdout and pool, and no task stands on two sides. Arms train on equal numbers of
 rows, share one learning-rate grid and choose rate and checkpoint on validation; the holdout is read once, at the end.
 
-    python -m benchmarks.selection_quality [--quick] [--data FOLDER] [--work FOLDER]
+    python -m benchmarks.selection_quality [--quick] [--seeds N ...] [--pool-rows N] [--data FOLDER] [--work FOLDER]
 """
 
 from __future__ import annotations
@@ -226,15 +226,16 @@ def paired_interval(cells: list[dict[str, Any]], arm: str, other: str, seed: int
     return point, float(low), float(high)
 
 
-def run(data: Path, work: Path, quick: bool) -> dict[str, Any]:
+def run(data: Path, work: Path, quick: bool, seeds: list[int], pool_rows: int | None) -> dict[str, Any]:
     """Run every cell and return the figures."""
     console = Console(stderr=True)
     tasks = read_tasks(data)
     sizes = {"pool": 3, "target": 6, "validation": 6, "holdout": 12}
     if not quick:
         sizes = {"pool": 4, "target": 8, "validation": 8, "holdout": 16}
+    sizes["pool"] = pool_rows or sizes["pool"]
     categories = draw_categories(tasks, 1 if quick else 3)
-    seeds = range(1 if quick else 3)
+    seeds = seeds[:1] if quick else seeds
     rates = (1e-3, 3e-3) if quick else (5e-4, 1.5e-3)
     cells: list[dict[str, Any]] = []
     rows: list[list[str]] = []
@@ -257,7 +258,7 @@ def run(data: Path, work: Path, quick: bool) -> dict[str, Any]:
     for row in rows:
         table.add_row(*row)
     Console(width=140).print(table)
-    figures: dict[str, Any] = {"cells": len(cells), "categories": categories}
+    figures: dict[str, Any] = {"cells": len(cells), "categories": categories, "seeds": seeds}
     for arm in ("base", *ARMS):
         figures[f"loss_{arm}"] = round(float(np.mean([mean_loss(cell[arm]["losses"]) for cell in cells])), 4)
         figures[f"flops_{arm}"] = int(np.mean([cell[arm]["cost"].flops for cell in cells]))
@@ -277,10 +278,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one cell, few rows: under 3 minutes")
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the splits and of every arm")
+    parser.add_argument("--pool-rows", type=int, default=None, help="rows a task in the pool (4; 3 with --quick)")
     parser.add_argument("--work", type=Path, default=None, help="keep stores here, so that a second run adopts them")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        report("selection_quality", run(given.data, given.work or Path(scratch), given.quick))
+        report(
+            "selection_quality", run(given.data, given.work or Path(scratch), given.quick, given.seeds, given.pool_rows)
+        )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -119,19 +120,27 @@ def write_table(path: Path, schema: pa.Schema, columns: pa.Table | Mapping[str, 
 
 def read_table(path: Path) -> pa.Table:
     """Map a stream file; the table's buffers stay on disk. Raises `ArtifactError` for a truncated or foreign file."""
-    try:
-        return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ArtifactError(
-            "an Arrow IPC stream file", f"{path} cannot be read: {error}", "make it again: re-run its stage"
-        ) from error
+    with _readable(path):
+        return _open(path).read_all()
 
 
 def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
     """Yield the record batches of a stream file, mapped, one at a time. Raises like `read_table`."""
+    with _readable(path):
+        yield from _open(path)
+
+
+def _open(path: Path) -> pa.RecordBatchStreamReader:
+    stream = pa.ipc.open_stream(pa.memory_map(str(path)))
+    _ = stream.schema.names  # what is no text shows here and not where a column is asked for
+    return stream
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        yield from pa.ipc.open_stream(pa.memory_map(str(path)))
-    except (pa.ArrowInvalid, OSError) as error:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ArtifactError(
             "an Arrow IPC stream file", f"{path} cannot be read: {error}", "make it again: re-run its stage"
         ) from error

@@ -18,6 +18,7 @@ from data_contracts.cost import Frozen
 from data_contracts.direction import Direction, direction_of
 from data_contracts.errors import ConfigError
 from data_contracts.method import describe
+from data_contracts.uri import Uri
 
 _BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -212,8 +213,8 @@ class StoreConfig(Frozen):
     """Where state lives; the default keeps everything under one folder."""
 
     home: str = Field(".lazytrain", description="Folder of the embedded store, relative to the configuration file.")
-    tracking_uri: str | None = Field(None, description="MLflow; unset is SQLite under `home`.")
-    work_uri: str | None = Field(None, description="Snapshots and shards of attempts; unset is under `home`.")
+    tracking_uri: Uri | None = Field(None, description="MLflow; unset is SQLite under `home`.")
+    work_uri: Uri | None = Field(None, description="Snapshots and shards of attempts; unset is under `home`.")
 
 
 class Config(Frozen):
@@ -293,10 +294,27 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False
 _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
+LARGEST_FILE_BYTES, MOST_VALUES = 1 << 20, 100_000
+
+
+def _bounded(values: Any) -> Any:
+    """Return `values` unless YAML's aliases unfold to more than `MOST_VALUES`: nine lines can hold a billion."""
+    count, waiting = 0, [values]
+    while waiting:
+        item = waiting.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise ValueError(f"it unfolds to more than {MOST_VALUES} values")
+        waiting.extend(item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
+    return values
+
+
 def load(path: Path) -> Config:
-    """Read one YAML file. Raises `ConfigError` for a missing, unreadable or invalid one."""
+    """Read one YAML file. Raises `ConfigError` for a missing, unreadable, too large or invalid one."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
+        if path.stat().st_size > LARGEST_FILE_BYTES:
+            raise ValueError(f"it is larger than {LARGEST_FILE_BYTES} bytes")
+        values = _bounded(yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys))  # noqa: S506 - a SafeLoader
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: bad UTF-8, the date 2001-13-01
         raise ConfigError(f"{path} is a readable YAML file", str(error), "see `lazytrain init`") from error
     return parse(values, str(path))

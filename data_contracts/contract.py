@@ -180,6 +180,10 @@ class Contract:
         for batch in batches:
             if batch.schema != self.schema:
                 raise self.error([self._schema_violation(batch.schema)])
+            try:
+                batch.validate(full=True)  # a rule reads wherever an offset points: a bad one ends the process
+            except pa.ArrowException as error:
+                raise self.error([Violation(self.id, "*", f"sound Arrow data ({error})", (rows,), 1)]) from error
             for name in self.schema.names:
                 if not self.schema.field(name).nullable and batch.column(name).null_count:
                     self._note(violations, name, "not null", pc.is_null(batch.column(name)), batch, rows)

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from data_contracts.cost import Frozen
 from data_contracts.errors import ConfigError, MethodError
+from data_contracts.uri import SECRET
 
 M = TypeVar("M", bound="Method")
 
@@ -144,9 +145,16 @@ def describe(error: ValidationError, cls: type[Frozen], where: str) -> str:
             lines.append(f"`{path}` is unknown: {nearest(str(item['loc'][-1]), known)}")
         elif item["type"] == "missing":
             lines.append(f"`{path}` is missing")
+        elif item["type"] == SECRET:
+            lines.append(f"`{path}`: {item['msg']}")
         else:
-            lines.append(f"`{path}`: {item['msg']} (found {item.get('input')!r})")
+            lines.append(f"`{path}`: {item['msg']} (found {shortened(repr(item.get('input')))})")
     return "; ".join(lines)
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """Return `text` cut to what an error can show."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
 def _owner(cls: type[Frozen], path: list[str]) -> type[Frozen] | None:

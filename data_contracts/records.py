@@ -13,6 +13,7 @@ from pydantic import Field
 from data_contracts.contract import AnyContract, FolderContract, RecordContract
 from data_contracts.cost import Budget, Cost, Frozen
 from data_contracts.tables import TABLES
+from data_contracts.uri import Uri
 
 MANIFEST_FILE, RECORD_FILE, MEASURED = "manifest.json", "record.json", "measured"
 
@@ -73,10 +74,10 @@ class Origin(Frozen):
 class StoreAddress(Frozen):
     """How to reach the store; recorded, never part of an identity."""
 
-    tracking_uri: str
-    work_uri: str
+    tracking_uri: Uri
+    work_uri: Uri
     experiment: str = "lazytrain"
-    artifact_uri: str | None = Field(None, description="Root for a new local experiment's artifacts.")
+    artifact_uri: Uri | None = Field(None, description="Root for a new local experiment's artifacts.")
 
 
 class Request(Frozen):

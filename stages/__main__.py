@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from data_contracts.errors import EXIT_COMMITTED, EXIT_RETRYABLE, ArtifactError, ConfigError, LazyTrainError
+from data_contracts.method import describe
 from data_contracts.records import Request
 
 LARGEST_REQUEST_BYTES = 1 << 20
@@ -56,7 +57,8 @@ def read_request(path: Path, name: str) -> Request:
     except OSError as error:
         raise ConfigError(f"{path} is a readable file", str(error), "give the path of a request") from error
     except ValidationError as error:
-        raise ConfigError(f"{path} holds a request", str(error), "see data_contracts/records.py: Request") from error
+        found = describe(error, Request, "")
+        raise ConfigError(f"{path} holds a request", found, "see data_contracts/records.py: Request") from error
     if request.verb != name:
         raise ConfigError(
             f"a request for {name}", f"{path} asks for {request.verb}", f"run `python -m stages {request.verb}`"

@@ -35,7 +35,10 @@ ENVIRONMENT = {
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-FAILURE, PROGRESS, TEMPORARY = "failure.json", "progress.json", "ray_folder"
+LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+"""Whether a node may have others beside it, whatever the name says. Where it may not, Ray's processes know it by
+127.0.0.1 and most of them listen there alone; else every port of a local cluster is open to the network."""
+FAILURE, PROGRESS, TEMPORARY, MEETING = "failure.json", "progress.json", "ray_folder", "meeting"
 POLL_SECONDS = 0.5
 LONGEST_ROOT = 36
 """Characters of Ray's folder: its socket's path must stay within the 107 that a unix socket may have."""
@@ -62,8 +65,8 @@ def run_workers(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FAILURE).unlink(missing_ok=True)
     (folder / PROGRESS).unlink(missing_ok=True)
-    with _cluster(workers, device, folder), _watched(folder / PROGRESS, progress):
-        _fit(entry, job, workers, device, folder)
+    with _cluster(workers, device, folder) as alone, _watched(folder / PROGRESS, progress):
+        _fit(entry, job, workers, device, folder, alone)
 
 
 def _function(entry: str) -> Callable[[dict[str, Any], Group, Channel], None]:
@@ -118,18 +121,21 @@ def _rank_main(config: dict[str, Any]) -> None:
         raise
 
 
-def _fit(entry: str, job: Mapping[str, Any], workers: int, device: str, folder: Path) -> None:
+def _fit(entry: str, job: Mapping[str, Any], workers: int, device: str, folder: Path, alone: Path | None) -> None:
     import ray
     from ray.exceptions import RayError
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.exceptions import TrainingFailedError
 
+    from stages.workers.rendezvous import meeting_at
+
     storage = folder / "ray_train"
+    backend = "nccl" if device == "cuda" else "gloo"
     trainer = TorchTrainer(
         _rank_main,
         train_loop_config={"entry": entry, "job": dict(job), "device": device, "folder": str(folder)},
-        torch_config=TorchConfig(backend="nccl" if device == "cuda" else "gloo"),
+        torch_config=TorchConfig(backend=backend) if alone is None else meeting_at(alone / MEETING, backend),
         scaling_config=ScalingConfig(
             num_workers=workers,
             use_gpu=device == "cuda",
@@ -173,16 +179,21 @@ def _failure(folder: Path, error: Exception) -> Exception:
 
 
 @contextmanager
-def _cluster(workers: int, device: str, folder: Path) -> Iterator[None]:
-    """A connection to Ray: the caller's, else the cluster at RAY_ADDRESS, else a local one that ends here."""
+def _cluster(workers: int, device: str, folder: Path) -> Iterator[Path | None]:
+    """A connection to Ray: the caller's, else the cluster at RAY_ADDRESS, else a local one that ends here.
+
+    Gives the folder of a local one, None for another.
+    """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        os.environ.setdefault(*LOOPBACK)
     import ray
 
     if ray.is_initialized():
-        yield
+        yield None
         return
-    address = os.environ.get("RAY_ADDRESS")
     root = None if address else _short_folder(folder)
     try:
         if address:
@@ -195,7 +206,7 @@ def _cluster(workers: int, device: str, folder: Path) -> Iterator[None]:
                 _temp_dir=str(root),
                 runtime_env={"env_vars": {"PYTHONPATH": _import_path(), "PYTHONSAFEPATH": "1"}},
             )
-        yield
+        yield root
     finally:
         ray.shutdown()
         if root is not None:

@@ -9,7 +9,7 @@ import gzip
 import json
 import shutil
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ class Runs:
     """A folder with a configuration, and the command run in it."""
 
     folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
 
     def edit(self, section: str, **changes: Any) -> None:
         """Change a section of the configuration."""
@@ -81,7 +82,7 @@ class Runs:
 
     def run(self, *arguments: str) -> str:
         """Run the command; it must succeed. Returns what it printed."""
-        done = lazytrain(*arguments, cwd=self.folder)
+        done = lazytrain(*arguments, cwd=self.folder, **self.environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -20,12 +20,16 @@ from tests.flows.small_run import Runs, lay_out
 pytestmark = [pytest.mark.slow, pytest.mark.shared, pytest.mark.timeout(900)]
 
 
+SECRET = "a-secret-of-the-environment"
+SECRETS = ("HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "WANDB_API_KEY")
+
+
 @pytest.fixture(scope="module")
 def first(tmp_path_factory, shared):
     """The folder of a run that has been made once; what the command printed."""
     folder = tmp_path_factory.mktemp("small")
     lay_out(folder, shared)
-    runs = Runs(folder)
+    runs = Runs(folder, dict.fromkeys(SECRETS, SECRET))
     return runs, runs.run("run")
 
 
@@ -46,6 +50,14 @@ def test_a_run_ends_in_a_verdict_on_measured_losses(first):
         assert word in printed
     decision = runs.store.record(rows["govern-round-1"].refs["decision"], Decision)
     assert verdict.candidate == decision.best
+
+
+def test_no_secret_of_the_environment_stands_in_anything_that_a_run_leaves(first):
+    runs, printed = first
+    assert SECRET not in printed
+    files = [path for path in runs.folder.rglob("*") if path.is_file()]
+    assert {"mlflow.db", "prefect.db", "manifest.json"} <= {path.name for path in files}
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
 def test_calls_of_the_loop_are_named_for_stage_and_round(first):

@@ -1,7 +1,7 @@
 """The process environment that prefect, mlflow and ray read when they are imported: quiet, offline, under one folder.
 
 Everything here is a default: a variable that the user has set is left alone. `prepare` runs before any of the three is
-imported. `refuse_foreign_rooms` stops a start where another project's `stages` or `data_contracts` would be imported.
+imported, and ends the servers that a killed command left under the same folder. `refuse_foreign_rooms` stops a start where another project's `stages` or `data_contracts` would be imported.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from data_contracts.errors import ConfigError
+from flows.orphans import end_orphans, mark
 
 ROOMS = ("flows", "stages", "data_contracts")
 
@@ -54,6 +55,8 @@ def prepare(home: Path | None = None, *, offline: bool = True) -> None:
         os.environ.setdefault("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "true")
         # A signal to the whole process group ends the embedded server first: its 5 retries would hold the end for 60 s.
         os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "2")
+        mark()
+        end_orphans(Path(os.environ["PREFECT_HOME"]))
 
 
 def _make(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The pipeline, whole: from a configuration to a verdict on a model that was trained on what is worth training on.
 
-It reads as the list of what is done. Each call is one task and returns references only; what has been done before for
-the same work is adopted, not repeated. What each stage computes is in `stages/`, how a call is made in `stage_flows`.
+It reads as the list of what is done. Each call returns references only; what has been done before for the same work is
+adopted, not repeated. What each stage computes is in `stages/`, how and where a call is made in `calling`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 from prefect import flow
 
 from data_contracts.records import Decision, Plan, Promotion, Ref, Verdict
+from flows.order import ConfigFile, Stages
 from flows.outcome import Outcome
-from flows.stage_flows import opened
+from flows.pipeline_run import opened
+from flows.workspace import CONFIG_FILE, Workspace
 
 
 @flow(name="pipeline", flow_run_name="pipeline-{config_file}", log_prints=False, persist_result=False)
-def pipeline(config_file: str = "lazytrain.yaml") -> Outcome:
+def pipeline(config_file: ConfigFile = CONFIG_FILE, stages: Stages = "in_process") -> Outcome:
     """Run the chain of one configuration file and return what came of it.
 
     Args:
         config_file: the YAML file; relative paths in it start from its folder.
+        stages: where the stages run; it changes nothing in what they make.
     """
-    with opened(config_file) as run:
+    with opened(Workspace.read(config_file), stages=stages) as run:
         # The four splits, tokenised, and the base model pinned by digest.
         data = run.call("ingest")
         base, pool, target = data.ref("base"), data.ref("pool_tokens"), data.ref("target_tokens")

@@ -7,8 +7,10 @@ Prefect's own database. A `tracking_uri` or `work_uri` in the configuration move
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from data_contracts.config import Config, load
 from data_contracts.records import StoreAddress
@@ -22,12 +24,19 @@ class Workspace:
 
     config: Config
     file: Path
+    given: str
+    """The file as it was asked for: what another machine, where it lies at the same place, is asked for."""
 
     @classmethod
     def read(cls, file: Path | str) -> Workspace:
         """Read a configuration file. Raises `ConfigError` for a missing or invalid one."""
         path = Path(file).expanduser().resolve()
-        return cls(load(path), path)
+        return cls(load(path), path, str(file))
+
+    def with_sections(self, sections: Mapping[str, Any]) -> Workspace:
+        """Return this workspace with sections of its configuration replaced; None leaves one as it is."""
+        given = {name: section for name, section in sections.items() if section is not None}
+        return replace(self, config=self.config.model_copy(update=given))
 
     @property
     def root(self) -> Path:

@@ -44,7 +44,7 @@ def execute(config: Path, report: Path | None = None) -> Outcome:
     prepare(workspace.home, offline=workspace.offline)
     from flows.command.summary import show_outcome
     from flows.pipeline import pipeline
-    from flows.stage_flows import REPORTER
+    from flows.calling import REPORTER
 
     file, home = workspace.shown(workspace.file), workspace.shown(workspace.home)
     console().print(f"running {file} (state under {home})", soft_wrap=True)

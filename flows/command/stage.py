@@ -39,7 +39,9 @@ def stage(
     workspace = Workspace.read(config)
     prepare(workspace.home, offline=workspace.offline)
     from data_contracts.store import Store
-    from flows.stage_flows import REPORTER, STAGE_FLOWS, StageOrder
+    from flows.calling import REPORTER
+    from flows.order import StageOrder
+    from flows.stage_flows import STAGE_FLOWS
 
     store = Store(workspace.address)
     past = match(list(store.runs()), run)

@@ -1,0 +1,139 @@
+"""A pipeline run: its configuration, its store, the steps made so far, and how it ended.
+
+`opened` opens one and closes it with a true status whatever ends it; `call` names each stage call and remembers it. How
+a call is made is `calling`'s business, in which order they are made the pipeline's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from data_contracts.cost import Frozen
+from data_contracts.errors import LazyTrainError
+from data_contracts.records import Decision, Origin, Plan, Promotion, Ref, Result, Summary, Table, Verdict
+from data_contracts.store import Store
+from flows.calling import call
+from flows.labels import sign
+from flows.order import Place
+from flows.outcome import Outcome, Step
+from flows.workspace import Workspace
+
+R = TypeVar("R", bound=Frozen)
+
+
+class PipelineRun:
+    """One run of the pipeline: its configuration, its store, and the steps made so far."""
+
+    def __init__(self, workspace: Workspace, store: Store, run: str, stages: Place = "in_process") -> None:
+        self.workspace, self.store, self.run, self.stages = workspace, store, run, stages
+        self.steps: list[Step] = []
+        self.decisions: list[Decision] = []
+        self.round = 0
+        self._started = time.monotonic()
+
+    def next_round(self) -> None:
+        """Turn the loop once more: later calls are named for the new round."""
+        self.round += 1
+
+    def call(self, verb: str, *, refresh: bool = False, **inputs: tuple[Ref, ...]) -> Result:
+        """Call stage `verb`; named for the stage and, inside the loop, the round.
+
+        Args:
+            verb: the stage.
+            refresh: make a new attempt even where a commit exists.
+            inputs: references by input name; an empty tuple is an input that was not given.
+        """
+        looped = self.round > 0 and verb in ("plan", "score", "select", "train", "govern")
+        name = f"{verb}-round-{self.round}" if looped else verb
+        origin = Origin(run=self.run, name=name, round=self.round if looped else None)
+        result = call(self.workspace, verb, inputs, origin=origin, refresh=refresh, stages=self.stages)
+        self.steps.append(
+            Step(
+                name=name,
+                stage=verb,
+                run=result.run,
+                cached=result.cached,
+                costs=result.costs,
+                refs=result.refs,
+            )
+        )
+        return result
+
+    def read(self, result: Result, output: str, kind: type[R]) -> R:
+        """Read a record that a call gave."""
+        record = self.store.record(result.refs[output], kind)
+        if isinstance(record, Decision):
+            self.decisions.append(record)
+        return record
+
+    def champion(self, candidate: tuple[Ref, ...]) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
+        """Return (checkpoint, base) of the registered champion to compare with; empty where there is none.
+
+        A candidate that already is the champion is not compared with itself but with the one it replaced, so that
+        running the same work again asks the same question and adopts the same verdict.
+        """
+        settings = self.workspace.config.promote
+        registry = self.store.registry()
+        current = registry.current(settings.registered_model, settings.alias)
+        champion = current.checkpoint if current is not None else None
+        if champion is not None and candidate and champion.digest == candidate[0].digest:
+            champion = registry.replaced(settings.registered_model, settings.alias)
+        if champion is None:
+            return (), ()
+        return (champion,), self.store.read_manifest(champion.run).inputs["base"]
+
+    def summary(self) -> Summary:
+        """Return what this run did so far, for its record in the store."""
+        rows = tuple((step.name, step.cached, step.cost.flops, step.run) for step in self.steps)
+        return Summary(
+            title=f"{len(rows)} stage calls, {sum(step.cached for step in self.steps)} reused",
+            measured={"seconds": round(time.monotonic() - self._started, 3)},
+            tables=(Table(title="Stages", columns=("stage", "reused", "FLOPs", "attempt"), rows=rows),),
+        )
+
+    def outcome(self, plan: Plan, verdict: Verdict, promotion: Promotion) -> Outcome:
+        """Return what came of this run."""
+        refs = [ref for step in self.steps for ref in step.refs.values()]
+        last = {step.stage: step.run for step in self.steps}
+        selected = last.get("select")
+        return Outcome(
+            run=self.run,
+            name=self.workspace.config.name,
+            seconds=time.monotonic() - self._started,
+            steps=tuple(self.steps),
+            flops={stage: cost.flops for stage, cost in self.store.ledger(refs).by_stage().items()},
+            decisions=tuple(self.decisions),
+            plan=plan,
+            selection=self.store.read_manifest(selected).summary if selected else None,
+            evaluation=self.store.read_manifest(last["evaluate"]).summary,
+            verdict=verdict,
+            promotion=promotion,
+        )
+
+
+@contextmanager
+def opened(workspace: Workspace, *, stages: Place = "in_process", name: str = "") -> Iterator[PipelineRun]:
+    """Open a pipeline run for a configuration, by its name or `name`, and close it with how it ended.
+
+    Args:
+        workspace: the configuration that was read.
+        stages: where its stages run.
+        name: what the run is called; unset is the configuration's name.
+    """
+    sign()
+    store = Store(workspace.address)
+    run = store.open_run(name or workspace.config.name, workspace.config.model_dump(mode="json"))
+    pipeline_run = PipelineRun(workspace, store, run, stages)
+    try:
+        yield pipeline_run
+    except (KeyboardInterrupt, SystemExit):
+        store.close_run(run, "KILLED", pipeline_run.summary(), "terminated")
+        raise
+    except Exception as error:
+        reason = error.found if isinstance(error, LazyTrainError) else f"{type(error).__name__}: {error}"
+        store.close_run(run, "FAILED", pipeline_run.summary(), reason)
+        raise
+    store.close_run(run, "FINISHED", pipeline_run.summary())

@@ -17,7 +17,8 @@ from data_contracts.records import Origin, Ref
 from flows.workspace import Workspace
 
 ConfigFile = Annotated[
-    str, Field(min_length=1, description="The configuration, a YAML file that the worker can read; see `lazytrain init`.")
+    str,
+    Field(min_length=1, description="The configuration, a YAML file that the worker can read; see `lazytrain init`."),
 ]
 Place = Literal["in_process", "process", "docker", "kubernetes"]
 """Where the stages of a pipeline run: in its own process, or as deployments of that name."""

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stage": ("stage", "Run one stage again on a past run's inputs: a new attempt, history kept."),
     "status": ("status", "Show runs, attempts, costs, decisions and the verdict."),
     "ui": ("ui", "Serve the Prefect and MLflow pages on this machine until ctrl-C."),
+    "deploy": ("deploy", "Put the pipeline and its stages on a team's Prefect server."),
     "doctor": ("doctor", "Say what this machine can do, what is missing and what to do."),
     "model": ("model", "Fetch a model and pin it by digest (model pull)."),
     "ingest": ("ingest", "Read, check and tokenise plain files."),

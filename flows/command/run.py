@@ -42,9 +42,9 @@ def execute(config: Path, report: Path | None = None) -> Outcome:
     """
     workspace = Workspace.read(config)
     prepare(workspace.home, offline=workspace.offline)
+    from flows.calling import REPORTER
     from flows.command.summary import show_outcome
     from flows.pipeline import pipeline
-    from flows.calling import REPORTER
 
     file, home = workspace.shown(workspace.file), workspace.shown(workspace.home)
     console().print(f"running {file} (state under {home})", soft_wrap=True)

@@ -1,0 +1,84 @@
+"""`lazytrain deploy KIND`: what a team's Prefect server needs to run the pipeline and its stages, in one go.
+
+Makes the work pool of that kind, the deployments of `prefect.yaml` on it, and the automations that close runs whose
+machine died. Doing it again brings them up to date. The server is the one that `PREFECT_API_URL` names.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+import yaml
+
+from data_contracts.errors import ConfigError, TransientError
+from flows.command.screen import console
+from flows.environment import prepare
+
+app = typer.Typer(add_completion=False)
+PREFECT_YAML = Path(__file__).resolve().parent.parent.parent / "prefect.yaml"
+
+
+@app.command()
+def deploy(
+    kind: Annotated[
+        Literal["process", "docker", "kubernetes"], typer.Argument(help="What a flow run is: the kind of work pool.")
+    ] = "process",
+    config: Annotated[
+        str | None, typer.Option(help="The configuration file, where a worker of that pool finds it.")
+    ] = None,
+    stages: Annotated[
+        Literal["in_process", "process", "docker", "kubernetes"] | None,
+        typer.Option(help="Where the pipeline's stages run; unset is in its own process."),
+    ] = None,
+    cron: Annotated[
+        str | None, typer.Option(help="When the pipeline runs, in UTC; unset is as in prefect.yaml.")
+    ] = None,
+) -> None:
+    """Put the pipeline and its stages on a team's Prefect server."""
+    prepare()
+    if "PREFECT_API_URL" not in os.environ:
+        raise ConfigError(
+            "PREFECT_API_URL names a team's Prefect server",
+            "it is not set",
+            "`lazytrain ui` serves one on this machine and says its address",
+        )
+    from flows.automations import install as install_automations
+    from flows.pools import install as install_pool
+
+    pool = install_pool(kind)
+    console().print(f"work pool   {pool}")
+    chosen = only(yaml.safe_load(PREFECT_YAML.read_text(encoding="utf-8")), kind, config, stages, cron)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "prefect.yaml"
+        file.write_text(yaml.safe_dump(chosen, sort_keys=False), encoding="utf-8")
+        done = subprocess.run(  # noqa: S603 - a fixed command
+            [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)],
+            cwd=PREFECT_YAML.parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise TransientError("Prefect takes the deployments", (done.stdout + done.stderr)[-2000:], "see its message")
+    for deployment in chosen["deployments"]:
+        console().print(f"deployment  {deployment['entrypoint'].rpartition(':')[2]}/{kind}")
+    for name in install_automations():
+        console().print(f"automation  {name}")
+    console().print(f"[dim]prefect worker start --pool {pool}[/]")
+
+
+def only(file: dict[str, Any], kind: str, config: str | None, stages: str | None, cron: str | None) -> dict[str, Any]:
+    """Return the content of `prefect.yaml` with the deployments of one kind, and what was asked for set in them."""
+    chosen = [deployment for deployment in file["deployments"] if deployment["name"] == kind]
+    for deployment in chosen:
+        given = {"config_file": config, "stages": stages if "schedules" in deployment else None}
+        deployment["parameters"] = {**deployment["parameters"], **{k: v for k, v in given.items() if v is not None}}
+        if cron is not None and "schedules" in deployment:
+            deployment["schedules"] = [{**schedule, "cron": cron} for schedule in deployment["schedules"]]
+    return {name: value for name, value in file.items() if name != "definitions"} | {"deployments": chosen}

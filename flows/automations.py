@@ -37,16 +37,16 @@ def automations(silent_seconds: int = SILENT_SECONDS, start_seconds: int = START
             {BEAT},
             {ANY},
             silent_seconds,
-            f"No sign of life for {silent_seconds} s: its process or machine is gone. Run it again: it goes on from what "
-            "was committed.",
+            f"No sign of life for {silent_seconds} s: its process or machine is gone. Run it again: it goes on from "
+            "what was committed.",
         ),
         _crash(
             "lazytrain: a run that never starts has crashed",
             {"prefect.flow-run.Pending"},
             {f"prefect.flow-run.{name}" for name in BEGUN},
             start_seconds,
-            f"A worker claimed it and did not start it within {start_seconds} s. Its place under the concurrency limit is "
-            "free again.",
+            f"A worker claimed it and did not start it within {start_seconds} s. Its place under the concurrency limit "
+            "is free again.",
         ),
     ]
 

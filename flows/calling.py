@@ -111,7 +111,7 @@ def _call_deployment(workspace: Workspace, verb: str, order: StageOrder, deploym
 def _run(deployment: str, parameters: dict[str, Any], name: str) -> FlowRun:
     """Run a deployment below the current flow run until it has ended; ended with it, where this process is ended."""
     try:
-        run: FlowRun = run_deployment(deployment, parameters=parameters, flow_run_name=name, timeout=0)
+        run: Any = run_deployment(deployment, parameters=parameters, flow_run_name=name, timeout=0)
     except ObjectNotFound as error:
         raise ConfigError(
             f"the deployment {deployment} is on the Prefect server",
@@ -126,4 +126,5 @@ def _run(deployment: str, parameters: dict[str, Any], name: str) -> FlowRun:
         except BaseException:
             client.set_flow_run_state(run.id, Cancelling(message="The pipeline that asked was ended."))
             raise
-    return run
+    found: FlowRun = run
+    return found

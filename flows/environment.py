@@ -1,7 +1,8 @@
 """The process environment that prefect, mlflow and ray read when they are imported: quiet, offline, under one folder.
 
 Everything here is a default: a variable that the user has set is left alone. `prepare` runs before any of the three is
-imported, and ends the servers that a killed command left under the same folder. `refuse_foreign_rooms` stops a start where another project's `stages` or `data_contracts` would be imported.
+imported, and ends the servers that a killed command left under the same folder. `refuse_foreign_rooms` stops a start
+where another project's `stages` or `data_contracts` would be imported.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def prepare(home: Path | None = None, *, offline: bool = True) -> None:
 
     Args:
         home: folder of the embedded store. Prefect keeps its database there, unless `PREFECT_API_URL` names a server
-            or `PREFECT_HOME` another folder.
+            or `PREFECT_HOME` another folder; its orphaned servers are ended.
         offline: whether the Hugging Face libraries may not reach for the network.
 
     Raises `ConfigError` where the folder cannot be written.

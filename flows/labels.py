@@ -1,7 +1,7 @@
 """What a flow run says of itself beside its state: which process executes it, and the typed error that ended it.
 
-Both are labels, which Prefect's API keeps with the run: `reconcile` reads the first to close a run whose process is gone,
-a pipeline reads the second to raise what its stage raised on another machine.
+Both are labels, which Prefect's API keeps with the run: `reconcile` reads the first to close a run whose process is
+gone, a pipeline reads the second to raise what its stage raised on another machine.
 """
 
 from __future__ import annotations

@@ -16,16 +16,9 @@ from data_contracts.cost import Frozen
 from data_contracts.records import Origin, Ref
 from flows.workspace import Workspace
 
-ConfigFile = Annotated[
-    str,
-    Field(min_length=1, description="The configuration, a YAML file that the worker can read; see `lazytrain init`."),
-]
+ConfigFile = Annotated[str, Field(min_length=1)]
 Place = Literal["in_process", "process", "docker", "kubernetes"]
-"""Where the stages of a pipeline run: in its own process, or as deployments of that name."""
-Stages = Annotated[
-    Place,
-    Field(description="In the pipeline's own process, or each as a deployment on the work pool of that kind."),
-]
+"""Where the stages of a pipeline run: in its own process, or each as its deployment of that name."""
 
 
 class StageOrder(Frozen):

@@ -1,8 +1,8 @@
 """Servers that a killed command left behind: found by the command that started them, and ended.
 
-Prefect's embedded server is a child process that a SIGKILL of its parent does not reach. Each command marks its children
-by an environment variable with its own process; a child that still runs when that process is gone is an orphan. Only
-children that keep their state under the same folder are looked at, and only this user's can be.
+Prefect's embedded server is a child process that a SIGKILL of its parent does not reach. Each command marks its
+children by an environment variable with its own process; a child that still runs when that process is gone is an
+orphan. Only children that keep their state under the same folder are looked at, and only this user's can be.
 """
 
 from __future__ import annotations

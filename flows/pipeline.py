@@ -9,19 +9,20 @@ from __future__ import annotations
 from prefect import flow
 
 from data_contracts.records import Decision, Plan, Promotion, Ref, Verdict
-from flows.order import ConfigFile, Stages
+from flows.order import ConfigFile, Place
 from flows.outcome import Outcome
 from flows.pipeline_run import opened
 from flows.workspace import CONFIG_FILE, Workspace
 
 
 @flow(name="pipeline", flow_run_name="pipeline-{config_file}", log_prints=False, persist_result=False)
-def pipeline(config_file: ConfigFile = CONFIG_FILE, stages: Stages = "in_process") -> Outcome:
+def pipeline(config_file: ConfigFile = CONFIG_FILE, stages: Place = "in_process") -> Outcome:
     """Run the chain of one configuration file and return what came of it.
 
     Args:
-        config_file: the YAML file; relative paths in it start from its folder.
-        stages: where the stages run; it changes nothing in what they make.
+        config_file: The YAML file, where the worker can read it; relative paths in it start from its folder.
+        stages: Where the stages run: in this process, or each as its deployment of that name. It changes nothing in what
+            they make.
     """
     with opened(Workspace.read(config_file), stages=stages) as run:
         # The four splits, tokenised, and the base model pinned by digest.

@@ -6,6 +6,8 @@ itself a stage is a pipeline run of its own, and a past run that lends its input
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import Flow, flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
@@ -49,7 +51,7 @@ def _name() -> str:
     return order.caller.name if order.caller is not None else str(flow_run.flow_name)
 
 
-def stage_flow(verb: str) -> Flow[[str, StageOrder, Settings | None], Result]:
+def stage_flow(verb: str) -> Flow[..., Result]:
     """Return the flow that runs stage `verb` alone."""
 
     def alone(
@@ -68,11 +70,12 @@ def stage_flow(verb: str) -> Flow[[str, StageOrder, Settings | None], Result]:
     alone.__doc__ = f"""{about}
 
     Args:
+        config_file: The YAML file, where the worker can read it; relative paths in it start from its folder.
         order: On what the stage works.
         settings: Sections of the configuration, in place of the file's.
     """
     alone.__annotations__["settings"] = settings_of(verb) | None
-    made = flow(name=verb, flow_run_name=_name, log_prints=False, persist_result=False)(alone)
+    made: Flow[..., Any] = flow(name=verb, flow_run_name=_name, log_prints=False, persist_result=False)(alone)
     made.description = about
     return made
 

@@ -21,8 +21,7 @@ def pipeline(config_file: ConfigFile = CONFIG_FILE, stages: Place = "in_process"
 
     Args:
         config_file: The YAML file, where the worker can read it; relative paths in it start from its folder.
-        stages: Where the stages run: in this process, or each as its deployment of that name. It changes nothing in what
-            they make.
+        stages: Where the stages run: in this process, or each as its deployment of that name, with the same result.
     """
     with opened(Workspace.read(config_file), stages=stages) as run:
         # The four splits, tokenised, and the base model pinned by digest.

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.infra.services import Prefect
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,3 +34,16 @@ def shared() -> Path:
     if not (folder / "data").is_dir():
         pytest.skip(f"needs the shared data folder at {folder.name}/ beside the project")
     return folder
+
+
+@pytest.fixture(scope="session")
+def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
+    """Return a Prefect server on SQLite that looks at its workers and automations every second."""
+    from tests.infra.services import prefect_server
+
+    often = {
+        "PREFECT_SERVER_SERVICES_FOREMAN_LOOP_SECONDS": "1",
+        "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT1S",
+    }
+    with prefect_server(tmp_path_factory.mktemp("prefect"), **often) as server:
+        yield server

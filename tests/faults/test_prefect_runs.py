@@ -45,8 +45,6 @@ def watched(prefect: Prefect) -> Prefect:
 
 def deploy(client: Any, name: str, *, tags: list[str], limit: int | None = None) -> UUID:
     """Deploy the slow flow; automations look at what has our tag."""
-    from prefect.client.schemas.objects import ConcurrencyLimitConfig
-
     found = client.create_flow_from_name("pipeline")
     return client.create_deployment(
         found,
@@ -55,7 +53,7 @@ def deploy(client: Any, name: str, *, tags: list[str], limit: int | None = None)
         entrypoint="tests/faults/slow_flows.py:pipeline",
         path=str(ROOT),
         tags=tags,
-        concurrency_limit=ConcurrencyLimitConfig(limit=limit).limit if limit else None,
+        concurrency_limit=limit,
     )
 
 
@@ -93,8 +91,10 @@ def test_a_run_whose_machine_dies_is_crashed_by_the_automation_or_sooner_by_reco
 ) -> None:
     """Zombies, and tasks that crash unseen: the run, and the task run inside it, reach a terminal state."""
     with watched.client() as client:
-        ours = client.create_flow_run_from_deployment(deploy(client, "ours", tags=["lazytrain"]), {"seconds": 600}).id
-        other = client.create_flow_run_from_deployment(deploy(client, "other", tags=[]), {"seconds": 600}).id
+        ours = client.create_flow_run_from_deployment(
+            deploy(client, "ours", tags=["lazytrain"]), parameters={"seconds": 600}
+        ).id
+        other = client.create_flow_run_from_deployment(deploy(client, "other", tags=[]), parameters={"seconds": 600}).id
         worker = watched.worker("dies", tmp_path, POOL, **FAST)
         wait(lambda: [*task_states(client, ours), *task_states(client, other)] == ["RUNNING"] * 2)
         assert reconcile.reconcile() == [], "what lives is left alone"
@@ -118,7 +118,7 @@ def test_a_slow_exit_after_success_stays_completed(watched: Prefect, tmp_path: P
     mark = tmp_path / "leaving"
     with watched.client() as client:
         deployment = deploy(client, "lingers", tags=["lazytrain"])
-        run = client.create_flow_run_from_deployment(deployment, {"after": 600, "mark": str(mark)}).id
+        run = client.create_flow_run_from_deployment(deployment, parameters={"after": 600, "mark": str(mark)}).id
         worker = watched.worker("patient", tmp_path, POOL, **FAST)
         wait(mark.exists)
         assert state(client, run) == "COMPLETED"

@@ -1,34 +1,41 @@
-"""`prefect.yaml` deploys the pipeline on a schedule and every stage on demand, by Prefect's own reading of it."""
+"""`prefect.yaml` and `lazytrain deploy`: every stage on every kind of pool, by Prefect's own reading and a real server."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-import os
-import subprocess
-import sys
-from pathlib import Path
+import json
+from typing import Any
 
 import pytest
 import yaml
 
+from flows.order import settings_of
+from flows.pools import KINDS, block_name
+from flows.workspace import Workspace
 from stages.stage import VERBS
+from tests.conftest import ROOT
+from tests.flows.command.test_app import lazytrain
+from tests.infra.services import Prefect
 
-ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("pipeline", *VERBS)
+WORDS = {"MLFLOW_TRACKING_USERNAME": "team-account", "MLFLOW_TRACKING_PASSWORD": "a password nobody may see"}
 
 
 @pytest.fixture(scope="module")
-def file():
+def file() -> Any:
     from prefect.cli.deploy._models import PrefectYamlModel
 
     return PrefectYamlModel.model_validate(yaml.safe_load((ROOT / "prefect.yaml").read_text()))
 
 
-def test_it_holds_the_pipeline_and_every_stage(file):
-    points = [deployment.entrypoint for deployment in file.deployments]
-    assert points == ["flows/pipeline.py:pipeline", *(f"flows/stage_flows.py:{verb}" for verb in VERBS)]
+def test_it_holds_the_pipeline_and_every_stage_on_every_kind_of_pool(file: Any) -> None:
+    found = [(item.name, item.entrypoint, item.work_pool.name) for item in file.deployments]
+    points = ["flows/pipeline.py:pipeline", *(f"flows/stage_flows.py:{verb}" for verb in VERBS)]
+    assert found == [(kind, point, f"lazytrain-{kind}") for kind in KINDS for point in points]
 
 
-def test_every_entry_point_is_a_flow_that_takes_the_parameters(file, monkeypatch):
+def test_every_entry_point_is_a_flow_that_takes_the_parameters(file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from prefect.flows import load_flow_from_entrypoint
 
     monkeypatch.chdir(ROOT)
@@ -38,14 +45,17 @@ def test_every_entry_point_is_a_flow_that_takes_the_parameters(file, monkeypatch
         flow.validate_parameters(deployment.parameters)
 
 
-def test_the_pipeline_runs_on_a_cron_that_prefect_accepts(file):
+def test_each_pipeline_runs_on_a_cron_that_prefect_accepts_one_at_a_time(file: Any) -> None:
     from prefect.client.schemas.schedules import CronSchedule
 
-    (schedule,) = file.deployments[0].schedules
-    assert CronSchedule(cron=schedule.cron, timezone=schedule.timezone).cron == "0 2 * * *"
+    for deployment in file.deployments:
+        assert (deployment.concurrency_limit.limit, deployment.concurrency_limit.collision_strategy) == (1, "ENQUEUE")
+        if deployment.entrypoint.endswith(":pipeline"):
+            (schedule,) = deployment.schedules
+            assert CronSchedule(cron=schedule.cron, timezone=schedule.timezone).cron == "0 2 * * *"
 
 
-def test_no_deployment_has_a_key_that_prefect_would_ignore():
+def test_no_deployment_has_a_key_that_prefect_would_ignore() -> None:
     from prefect.cli.deploy._models import DeploymentConfig
 
     known = set(DeploymentConfig.model_fields)
@@ -53,19 +63,123 @@ def test_no_deployment_has_a_key_that_prefect_would_ignore():
         assert set(deployment) <= known
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_settings_that_travel_are_the_slice_they_came_from(verb: str, tmp_path: Any) -> None:
+    path = tmp_path / "lazytrain.yaml"
+    values = {"model": {"path": "m"}, "data": {"pool": "p", "target": "t"}}
+    changed = {
+        **values,
+        "seed": 7,
+        "budget": {"peak_bytes": "3GiB", "seconds": "2h"},
+        "select": {"count": 3},
+        "judge": {"gates": [{"method": "better_than_base"}]},
+        "train": {"learning_rate": 1e-3, "decay": "cosine"},
+    }
+    path.write_text(yaml.safe_dump(values))
+    there = Workspace.read(path)
+    path.write_text(yaml.safe_dump(changed))
+    here = Workspace.read(path)
+    travelled = json.loads(json.dumps(here.config.slice(verb)))
+    assert settings_of(verb).model_validate(travelled).over(there).config.slice(verb) == here.config.slice(verb)
+
+
+def test_deploying_without_a_server_is_refused(tmp_path: Any) -> None:
+    done = lazytrain("deploy", "process", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "PREFECT_API_URL" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def deployed(prefect: Prefect, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All three kinds, deployed on a real server; the deployments by name."""
+    folder = tmp_path_factory.mktemp("deploys")
+    for kind in KINDS:
+        options = ("--stages", "docker", "--cron", "30 1 * * 1-5") if kind == "docker" else ()
+        done = lazytrain("deploy", kind, *options, cwd=folder, **prefect.client_environment, **WORDS)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("deployment ") == len(NAMES), done.stdout
+    with prefect.client() as client:
+        return {f"{name}/{kind}": client.read_deployment_by_name(f"{name}/{kind}") for name in NAMES for kind in KINDS}
+
+
 @pytest.mark.slow
-def test_a_real_server_takes_all_of_them(tmp_path):
-    env = {**os.environ, "PREFECT_HOME": str(tmp_path), "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120"}
-    env["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "true"
-    code = (
-        "from prefect.testing.utilities import prefect_test_harness\n"
-        "import subprocess, sys\n"
-        "with prefect_test_harness(server_startup_timeout=120):\n"
-        "    from prefect.settings import PREFECT_API_URL, get_current_settings\n"
-        "    env = {**__import__('os').environ, **get_current_settings().to_environment_variables(exclude_unset=True)}\n"
-        "    for line in (['work-pool', 'create', 'lazytrain', '--type', 'process'], ['--no-prompt', 'deploy', '--all']):\n"
-        "        subprocess.run([sys.executable, '-m', 'prefect', *line], check=True, env=env)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("successfully created") >= len(VERBS) + 1, done.stdout
+def test_no_path_of_this_machine_reaches_a_container(deployed: dict[str, Any]) -> None:
+    for name, deployment in deployed.items():
+        ((step, given),) = (item for step in deployment.pull_steps for item in step.items())
+        assert step == "prefect.deployments.steps.set_working_directory"
+        assert given["directory"] == (str(ROOT) if name.endswith("/process") else "/app")
+        assert deployment.path in (None, ".") or name.endswith("/process")
+        assert deployment.enforce_parameter_schema
+
+
+@pytest.mark.slow
+def test_what_was_asked_for_at_deploying_is_there(deployed: dict[str, Any]) -> None:
+    assert deployed["pipeline/docker"].parameters["stages"] == "docker"
+    assert deployed["pipeline/docker"].schedules[0].schedule.cron == "30 1 * * 1-5"
+    assert deployed["pipeline/kubernetes"].schedules[0].schedule.cron == "0 2 * * *"
+    assert "stages" not in deployed["score/docker"].parameters
+
+
+@pytest.mark.slow
+def test_parameters_are_forms_with_descriptions_bounds_and_choices(deployed: dict[str, Any]) -> None:
+    form = deployed["pipeline/process"].parameter_openapi_schema
+    assert form["properties"]["stages"]["enum"] == ["in_process", "process", "docker", "kubernetes"]
+    for deployment in deployed.values():
+        form = deployment.parameter_openapi_schema
+        assert all(item.get("description") for item in form["properties"].values()), deployment.name
+    models = deployed["select/docker"].parameter_openapi_schema["definitions"]
+    fraction = models["SelectConfig"]["properties"]["fraction"]
+    assert fraction["anyOf"][0] == {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+    assert fraction["description"] == "Of the pool's usable rows."
+    assert models["StageOrder"]["properties"]["round"]["anyOf"][0]["minimum"] == 1
+    assert set(models["SelectSettings"]["properties"]) == {"seed", "select"}
+    choices = deployed["ingest/process"].parameter_openapi_schema["definitions"]["IngestConfig"]["properties"]
+    assert choices["truncation"]["enum"] == ["answer_end", "prompt_start", "quarantine"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("select/docker", {"settings": {"select": {"fraction": 2}}}),
+        ("select/docker", {"settings": {"train": {}}}),
+        ("score/kubernetes", {"order": {"round": 0}}),
+        ("pipeline/process", {"stages": "cloud"}),
+        ("pipeline/process", {"config_file": ""}),
+    ],
+)
+def test_the_server_refuses_what_the_form_would_not_take(
+    prefect: Prefect, deployed: dict[str, Any], name: str, parameters: dict[str, Any]
+) -> None:
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    with prefect.client() as client, pytest.raises(PrefectHTTPStatusError, match="409"):
+        client.create_flow_run_from_deployment(deployed[name].id, parameters=parameters)
+
+
+@pytest.mark.slow
+def test_a_container_gets_mlflow_s_credentials_from_secrets_that_the_api_does_not_show(
+    prefect: Prefect, deployed: dict[str, Any]
+) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect_docker.worker import DockerWorkerJobConfiguration
+
+    with prefect.client() as client:
+        pool = client.read_work_pool("lazytrain-docker")
+        assert WORDS["MLFLOW_TRACKING_PASSWORD"] not in pool.model_dump_json()
+        assert deployed["score/docker"].work_pool_name == pool.name
+        block = client.read_block_document_by_name(
+            block_name("MLFLOW_TRACKING_PASSWORD"), "secret", include_secrets=False
+        )
+        assert WORDS["MLFLOW_TRACKING_PASSWORD"] not in block.model_dump_json()
+
+        async def configured() -> Any:
+            async with get_client() as asked:
+                return await DockerWorkerJobConfiguration.from_template_and_values(
+                    pool.base_job_template, {}, client=asked
+                )
+
+        made = asyncio.run(configured())
+    assert {name: made.env[name] for name in WORDS} == WORDS
+    assert made.container_create_kwargs["read_only"] is True
+    assert made.volumes == ["lazytrain-data:/data"]

@@ -137,9 +137,9 @@ class Prefect:
         from prefect.client.orchestration import get_client
         from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-        with temporary_settings({PREFECT_API_URL: self.url, PREFECT_API_AUTH_STRING: self.auth or None}):
-            with get_client(sync_client=True) as client:
-                yield client
+        settings = {PREFECT_API_URL: self.url, PREFECT_API_AUTH_STRING: self.auth or None}
+        with temporary_settings(settings), get_client(sync_client=True) as client:
+            yield client
 
     def worker(self, name: str, folder: Path, pool: str = "lazytrain-process", **extra: str) -> Service:
         """Start a process worker in `folder`."""

@@ -132,7 +132,8 @@ def test_a_slow_exit_after_success_stays_completed(watched: Prefect, tmp_path: P
         assert state(client, run) == "COMPLETED"
         (child,) = [p for p in psutil.Process(worker.process.pid).children(recursive=True) if not p.children()]
         child.kill()
-        wait(lambda: "-9" in worker.said, 30)
+        wait(lambda: not psutil.Process(worker.process.pid).children(), 30)
+        time.sleep(3)  # the worker has seen how it ended
         worker.end(signal.SIGTERM, patience=5)
         assert reconcile.reconcile() == []
         assert state(client, run) == "COMPLETED"

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+import psutil
 
 from flows.environment import OFFLINE, QUIET
 from tests.conftest import ROOT
@@ -101,6 +103,14 @@ def start(
             raise AssertionError(f"{name} did not start:\n{service.said[-4000:]}")
         time.sleep(0.2)
     return service
+
+
+def mine(folder: Path, process: psutil.Process) -> bool:
+    """Return whether a process has a file open below `folder`."""
+    try:
+        return any(Path(item.path).is_relative_to(folder) for item in process.open_files())
+    except psutil.Error:
+        return False
 
 
 def answers(url: str, code: int = 200, auth: tuple[str, str] | None = None) -> Callable[[], bool]:
@@ -247,3 +257,27 @@ def mlflow_server(folder: Path, login: Mapping[str, str], password: str) -> Iter
         yield url
     finally:
         service.end(signal.SIGTERM)
+
+
+@contextmanager
+def ray_head(folder: Path, token: str) -> Iterator[str]:
+    """Run a Ray head that takes only who has the token; yield its address."""
+    port = free_port()
+    place = Path(tempfile.mkdtemp(prefix="lt-ray-", dir="/tmp"))  # sockets need a short path
+    environment = plain_environment(RAY_AUTH_TOKEN=token, RAY_TMPDIR=str(place))
+    environment |= {"RAY_AUTH_MODE": "token", "PYTHONSAFEPATH": "1"}
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", str(port),
+               "--node-ip-address", HOST, "--num-cpus", "2", "--include-dashboard", "false", "--disable-usage-stats",
+               "--temp-dir", str(place), "--object-store-memory", str(200 * 2**20)]  # fmt: skip
+    address = f"{HOST}:{port}"
+    probe = [str(Path(sys.executable).with_name("ray")), "health-check", "--address", address]
+
+    def healthy() -> bool:
+        return subprocess.run(probe, env=environment, capture_output=True, check=False).returncode == 0
+
+    service = start("ray", command, folder, environment, healthy)
+    try:
+        yield address
+    finally:
+        service.end(signal.SIGTERM)
+        shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,77 @@
+"""A command that is killed leaves its embedded Prefect server running: the next command ends it, and no other one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.orphans import STARTED_BY, end_orphans
+from tests.conftest import ROOT
+from tests.infra.services import plain_environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+STARTS = """
+import sys, time
+from pathlib import Path
+from flows.environment import prepare
+prepare(Path(sys.argv[1]))
+from prefect.client.orchestration import get_client
+with get_client(sync_client=True) as client:
+    client.hello()
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+def command_with_a_server(home: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """Start what `lazytrain run` starts, an embedded server under `home`; return the command and the server."""
+    command = subprocess.Popen(
+        [sys.executable, "-c", STARTS, str(home)], env=plain_environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert command.stdout is not None
+    assert command.stdout.readline() == "up\n"
+    (server,) = psutil.Process(command.pid).children()
+    return command, server
+
+
+def test_the_server_of_a_killed_command_is_ended_by_the_next_one_and_a_living_one_is_left_alone(tmp_path: Path) -> None:
+    command, server = command_with_a_server(tmp_path / "one")
+    place = tmp_path / "one" / "prefect"
+    try:
+        assert end_orphans(place) == [], "its command lives"
+        os.kill(command.pid, signal.SIGKILL)
+        command.wait()
+        assert server.is_running(), "the complaint: nothing ended it"
+        assert end_orphans(tmp_path / "other") == [], "another folder's servers are not ours to end"
+        assert end_orphans(place) == [server.pid]
+        assert not server.is_running()
+        assert end_orphans(place) == []
+    finally:
+        for left in (command.pid, server.pid):
+            if psutil.pid_exists(left):
+                os.kill(left, signal.SIGKILL)
+
+
+def test_a_process_that_serves_nothing_is_never_ended(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    started = psutil.Process(gone.pid).create_time()
+    gone.wait()
+    from data_contracts.store.process import this_process
+
+    starter = this_process().model_copy(update={"pid": gone.pid, "started": started})
+    environment = {**os.environ, STARTED_BY: starter.model_dump_json(), "PREFECT_HOME": str(tmp_path)}
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=environment)
+    try:
+        assert starter.gone()
+        assert end_orphans(tmp_path) == []
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()

@@ -190,8 +190,8 @@ def postgres_programs() -> Path | None:
 
 
 @contextmanager
-def postgres(folder: Path, password: str, databases: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """Run PostgreSQL in `folder` as a user without rights; yield the variables by which libpq finds and opens it."""
+def postgres(folder: Path, password: str) -> Iterator[dict[str, str]]:
+    """Run PostgreSQL in `folder`, with a team's databases, as a user without rights; yield how libpq opens it."""
     programs = postgres_programs()
     assert programs is not None
     folder.mkdir(parents=True)
@@ -218,15 +218,11 @@ def postgres(folder: Path, password: str, databases: tuple[str, ...]) -> Iterato
         "postgres", command, folder, environment, lambda: subprocess.run(probe, check=False).returncode == 0, user
     )
     try:
-        import psycopg2
-
-        with psycopg2.connect(
-            host=HOST, port=port, user="lazytrain", password=password, dbname="postgres"
-        ) as connection:
-            connection.autocommit = True
-            for name in databases:
-                connection.cursor().execute(f'CREATE DATABASE "{name}"')
-        yield {"PGHOST": HOST, "PGPORT": str(port), "PGUSER": "lazytrain", "PGPASSWORD": password}
+        login = {"PGHOST": HOST, "PGPORT": str(port), "PGUSER": "lazytrain", "PGPASSWORD": password}
+        made = ["-c", "CREATE DATABASE prefect", "-f", str(ROOT / "infra" / "postgres" / "databases.sql")]
+        command = [str(programs / "psql"), "-q", "-v", "ON_ERROR_STOP=1", "-d", "postgres", *made]
+        subprocess.run(command, env={**environment, **login}, check=True, capture_output=True)
+        yield login
     finally:
         service.end(signal.SIGINT)
 
@@ -248,7 +244,7 @@ def mlflow_server(folder: Path, login: Mapping[str, str], password: str) -> Iter
         MLFLOW_AUTH_ADMIN_PASSWORD=password,
         MLFLOW_FLASK_SERVER_SECRET_KEY="for-this-test-only",
     )
-    command = [str(Path(sys.executable).with_name("mlflow")), "server", "--backend-store-uri", "postgresql:///mlflow",
+    command = [str(Path(sys.executable).with_name("mlflow")), "server", "--backend-store-uri", "postgresql+psycopg2:///mlflow",
                "--artifacts-destination", str(folder / "artifacts"), "--serve-artifacts", "--app-name", "basic-auth",
                "--host", HOST, "--port", str(port), "--workers", "1"]  # fmt: skip
     url = f"http://{HOST}:{port}"

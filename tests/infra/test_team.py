@@ -72,8 +72,7 @@ def team(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Tea
     folder = tmp_path_factory.mktemp("team")
     hidden = {name: secrets.token_hex(16) for name in ("postgres", "prefect", "admin", "account", "ray")}
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        databases = ("prefect", "mlflow", "mlflow_auth")
-        login = stack.enter_context(services.postgres(folder / "postgres", hidden["postgres"], databases))
+        login = stack.enter_context(services.postgres(folder / "postgres", hidden["postgres"]))
         server = stack.enter_context(
             services.prefect_server(
                 folder / "prefect",
@@ -276,7 +275,7 @@ def test_the_stack_is_what_compose_starts() -> None:
     import yaml
 
     file = yaml.safe_load((ROOT / "infra" / "compose.yaml").read_text())["services"]
-    assert {"--app-name", "basic-auth", "--serve-artifacts", "postgresql:///mlflow"} <= set(file["mlflow"]["command"])
+    assert {"--app-name", "basic-auth", "--serve-artifacts", "postgresql+psycopg2:///mlflow"} <= set(file["mlflow"]["command"])
     named = set(file["prefect"]["environment"])
     assert {"PREFECT_SERVER_DATABASE_HOST", "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"} <= named
     assert shutil.which("ray", path=str(Path(sys.executable).parent))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.automations import START_SECONDS
 from flows.order import settings_of
 from flows.pools import KINDS, block_name
 from flows.workspace import Workspace
@@ -49,7 +50,9 @@ def test_each_pipeline_runs_on_a_cron_that_prefect_accepts_one_at_a_time(file: A
     from prefect.client.schemas.schedules import CronSchedule
 
     for deployment in file.deployments:
-        assert (deployment.concurrency_limit.limit, deployment.concurrency_limit.collision_strategy) == (1, "ENQUEUE")
+        limit = deployment.concurrency_limit
+        assert (limit.limit, limit.collision_strategy) == (1, "ENQUEUE")
+        assert limit.grace_period_seconds > START_SECONDS, "a lost start is closed before its slot's lease ends"
         if deployment.entrypoint.endswith(":pipeline"):
             (schedule,) = deployment.schedules
             assert CronSchedule(cron=schedule.cron, timezone=schedule.timezone).cron == "0 2 * * *"

@@ -153,7 +153,7 @@ class Prefect:
 
     def worker(self, name: str, folder: Path, pool: str = "lazytrain-process", **extra: str) -> Service:
         """Start a process worker in `folder`."""
-        environment = plain_environment(**self.client_environment, **extra)
+        environment = plain_environment(**{**self.client_environment, **extra})
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--name", name]
         made = start(name, command, folder, environment, ready=None)
         self.workers.append(made)

@@ -88,10 +88,14 @@ def team(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Tea
         )
         mlflow = stack.enter_context(services.mlflow_server(folder / "mlflow", login, hidden["admin"]))
         ray = stack.enter_context(services.ray_head(folder / "ray", hidden["ray"]))
-        account = {"username": "member", "password": hidden["account"]}
-        httpx.post(
-            f"{mlflow}/api/2.0/mlflow/users/create", json=account, auth=("admin", hidden["admin"]), timeout=30
-        ).raise_for_status()
+        for what, body in (
+            ("users/create", {"username": "member", "password": hidden["account"]}),
+            ("registered-models/create", {"name": "lazytrain"}),  # a member may not ask for one that is not there: 403
+        ):
+            asked = httpx.post(
+                f"{mlflow}/api/2.0/mlflow/{what}", json=body, auth=("admin", hidden["admin"]), timeout=30
+            )
+            assert asked.status_code == 200, asked.text
         credentials = {"MLFLOW_TRACKING_USERNAME": "member", "MLFLOW_TRACKING_PASSWORD": hidden["account"]}
         for name, value in credentials.items():
             patch.setenv(name, value)  # this process reads the store as a member does
@@ -275,7 +279,9 @@ def test_the_stack_is_what_compose_starts() -> None:
     import yaml
 
     file = yaml.safe_load((ROOT / "infra" / "compose.yaml").read_text())["services"]
-    assert {"--app-name", "basic-auth", "--serve-artifacts", "postgresql+psycopg2:///mlflow"} <= set(file["mlflow"]["command"])
+    assert {"--app-name", "basic-auth", "--serve-artifacts", "postgresql+psycopg2:///mlflow"} <= set(
+        file["mlflow"]["command"]
+    )
     named = set(file["prefect"]["environment"])
     assert {"PREFECT_SERVER_DATABASE_HOST", "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"} <= named
     assert shutil.which("ray", path=str(Path(sys.executable).parent))

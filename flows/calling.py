@@ -87,7 +87,7 @@ def _call_deployment(workspace: Workspace, verb: str, order: StageOrder, deploym
         "order": order.model_dump(mode="json", exclude_defaults=True),
         "settings": workspace.config.slice(verb),
     }
-    run = _run(deployment, parameters, origin.name)
+    run = run_to_its_end(deployment, parameters, origin.name)
     state = run.state
     if state is not None and state.is_completed():
         manifest = Store(workspace.address).find_attempt(str(origin.run), origin.name)
@@ -108,7 +108,7 @@ def _call_deployment(workspace: Workspace, verb: str, order: StageOrder, deploym
     raise TransientError(f"the stage {origin.name} ends", said, "run again: what was committed is kept")
 
 
-def _run(deployment: str, parameters: dict[str, Any], name: str) -> FlowRun:
+def run_to_its_end(deployment: str, parameters: dict[str, Any], name: str) -> FlowRun:
     """Run a deployment below the current flow run until it has ended; ended with it, where this process is ended."""
     try:
         run: Any = run_deployment(deployment, parameters=parameters, flow_run_name=name, timeout=0)

@@ -46,25 +46,44 @@ def deploy(
             "it is not set",
             "`lazytrain ui` serves one on this machine and says its address",
         )
+    import httpx
+
+    try:
+        install(kind, only(yaml.safe_load(PREFECT_YAML.read_text(encoding="utf-8")), kind, config, stages, cron))
+    except httpx.HTTPStatusError as error:
+        raise ConfigError(
+            f"the Prefect server {os.environ['PREFECT_API_URL']} takes what it is given",
+            f"it answers {error.response.status_code}: {error.response.text[:300]}",
+            "where that is 401, set PREFECT_API_AUTH_STRING to user:password",
+        ) from error
+    except httpx.TransportError as error:
+        raise TransientError(
+            f"the Prefect server {os.environ['PREFECT_API_URL']} answers",
+            f"{type(error).__name__}: {error}",
+            "see that it runs and is reachable",
+        ) from error
+
+
+def install(kind: Literal["process", "docker", "kubernetes"], file: dict[str, Any]) -> None:
+    """Put the pool of a kind, the deployments of `file` and the automations on the server."""
     from flows.automations import install as install_automations
     from flows.pools import install as install_pool
 
     pool = install_pool(kind)
     console().print(f"work pool   {pool}")
-    chosen = only(yaml.safe_load(PREFECT_YAML.read_text(encoding="utf-8")), kind, config, stages, cron)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "prefect.yaml"
-        file.write_text(yaml.safe_dump(chosen, sort_keys=False), encoding="utf-8")
+        path = Path(folder) / "prefect.yaml"
+        path.write_text(yaml.safe_dump(file, sort_keys=False), encoding="utf-8")
         done = subprocess.run(  # noqa: S603 - a fixed command
-            [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)],
+            [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(path)],
             cwd=PREFECT_YAML.parent,
             capture_output=True,
             text=True,
             check=False,
         )
     if done.returncode:
-        raise TransientError("Prefect takes the deployments", (done.stdout + done.stderr)[-2000:], "see its message")
-    for deployment in chosen["deployments"]:
+        raise ConfigError("Prefect takes the deployments", (done.stdout + done.stderr)[-2000:], "see its message")
+    for deployment in file["deployments"]:
         console().print(f"deployment  {deployment['entrypoint'].rpartition(':')[2]}/{kind}")
     for name in install_automations():
         console().print(f"automation  {name}")

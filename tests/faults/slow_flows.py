@@ -12,18 +12,20 @@ from flows.labels import sign
 
 
 @task
-def work(seconds: float) -> None:
-    """Work for a while, as a task run inside."""
+def work(seconds: float, begun: str) -> None:
+    """Work for a while, as a task run inside; `begun` is made when it begins."""
+    if begun:
+        Path(begun).touch()
     time.sleep(seconds)
 
 
 @flow(name="pipeline")
-def pipeline(seconds: float = 0.0, after: float = 0.0, mark: str = "") -> int:
+def pipeline(seconds: float = 0.0, after: float = 0.0, mark: str = "", begun: str = "") -> int:
     """Work for `seconds`, and take `after` more to exit once it has succeeded; `mark` is made when the exit begins."""
     sign()
     if after:
         atexit.register(_leave, after, mark)
-    work(seconds)
+    work(seconds, begun)
     return 1
 
 

@@ -1,4 +1,4 @@
-"""A command that is killed leaves its embedded Prefect server running: the next command ends it, and no other one."""
+"""A command that is killed leaves a server and a run that seem to live: the next command ends both, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -18,25 +19,37 @@ from tests.infra.services import plain_environment
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STARTS = """
-import sys, time
+import sys
+from pathlib import Path
+from flows.environment import prepare
+prepare(Path(sys.argv[1]))
+from tests.faults.slow_flows import pipeline
+pipeline(seconds=600, begun=sys.argv[2])
+"""
+NEXT = """
+import sys
 from pathlib import Path
 from flows.environment import prepare
 prepare(Path(sys.argv[1]))
 from prefect.client.orchestration import get_client
+from flows.reconcile import reconcile
 with get_client(sync_client=True) as client:
-    client.hello()
-    print("up", flush=True)
-    time.sleep(600)
+    closed = reconcile()
+    assert closed == [str(run.id) for run in client.read_flow_runs()], closed
+    print([run.state.type.value for run in (*client.read_flow_runs(), *client.read_task_runs())])
+    assert reconcile() == []
 """
 
 
-def command_with_a_server(home: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
-    """Start what `lazytrain run` starts, an embedded server under `home`; return the command and the server."""
-    command = subprocess.Popen(
-        [sys.executable, "-c", STARTS, str(home)], env=plain_environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert command.stdout is not None
-    assert command.stdout.readline() == "up\n"
+def command_with_a_server(home: Path) -> tuple[subprocess.Popen[bytes], psutil.Process]:
+    """Start what `lazytrain run` starts, a flow on an embedded server under `home`; return the command and the server."""
+    begun = home.parent / "begun"
+    command = subprocess.Popen([sys.executable, "-c", STARTS, str(home), str(begun)], env=plain_environment(), cwd=ROOT)
+    until = time.monotonic() + 120
+    while not begun.exists():
+        assert command.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.1)
     (server,) = psutil.Process(command.pid).children()
     return command, server
 
@@ -53,6 +66,12 @@ def test_the_server_of_a_killed_command_is_ended_by_the_next_one_and_a_living_on
         assert end_orphans(place) == [server.pid]
         assert not server.is_running()
         assert end_orphans(place) == []
+        done = subprocess.run(
+            [sys.executable, "-c", NEXT, str(tmp_path / "one")],
+            env=plain_environment(), cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "['CRASHED', 'CRASHED']", "the flow run, and the task run inside it"
     finally:
         for left in (command.pid, server.pid):
             if psutil.pid_exists(left):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ import pytest
 
 from flows import automations, reconcile
 from tests.conftest import ROOT
-from tests.infra.services import Prefect, Service
+from tests.infra.services import Prefect, Service, plain_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -194,3 +196,29 @@ def test_a_run_that_is_claimed_and_never_started_is_crashed_by_the_server_itself
         assert slots(client, deployment) == 1
         wait(lambda: state(client, run) == "CRASHED", 4 * SECONDS)
         assert slots(client, deployment) == 0
+
+
+def test_a_pipeline_that_is_ended_ends_the_stage_it_waits_for(watched: Prefect, tmp_path: Path) -> None:
+    """A subflow on a worker that goes on when nobody waits for it any more."""
+    from prefect.client.schemas.filters import DeploymentFilter
+
+    with watched.client() as client:
+        deployment = deploy(client, "asked", tags=[])
+        worker = watched.worker("obeys", tmp_path, POOL, **FAST)
+        code = "from flows.calling import run_to_its_end as run; run('pipeline/asked', {'seconds': 600}, 'child')"
+        command = [sys.executable, "-c", code]
+        asking = subprocess.Popen(command, env=plain_environment(**watched.client_environment), cwd=ROOT)
+        of_it = DeploymentFilter.model_validate({"id": {"any_": [deployment]}})
+
+        def inside() -> list[str]:
+            return [
+                told for run in client.read_flow_runs(deployment_filter=of_it) for told in task_states(client, run.id)
+            ]
+
+        wait(lambda: inside() == ["RUNNING"])
+        asking.send_signal(signal.SIGINT)
+        asking.wait(timeout=30)
+        (run,) = client.read_flow_runs(deployment_filter=of_it)
+        wait(lambda: state(client, run.id) == "CANCELLED", 60)
+        wait(lambda: not psutil.Process(worker.process.pid).children(), 30)
+        worker.end(signal.SIGTERM, patience=5)

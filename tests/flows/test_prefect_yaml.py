@@ -92,6 +92,21 @@ def test_deploying_without_a_server_is_refused(tmp_path: Any) -> None:
     assert "PREFECT_API_URL" in done.stderr
 
 
+def test_deploying_to_a_server_that_does_not_answer_may_be_tried_again(tmp_path: Any) -> None:
+    where = {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_CLIENT_MAX_RETRIES": "0"}
+    done = lazytrain("deploy", "process", cwd=tmp_path, **where)
+    assert done.returncode == 3
+    assert "refused" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_deploying_with_a_wrong_schedule_is_refused_with_what_prefect_said(prefect: Prefect, tmp_path: Any) -> None:
+    done = lazytrain("deploy", "process", "--cron", "at night", cwd=tmp_path, **prefect.client_environment)
+    assert done.returncode == 2
+    assert "cron" in done.stderr.lower()
+
+
 @pytest.fixture(scope="module")
 def deployed(prefect: Prefect, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All three kinds, deployed on a real server; the deployments by name."""

@@ -207,7 +207,7 @@ def postgres(folder: Path, password: str) -> Iterator[dict[str, str]]:
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "HOME": str(folder)}
     data, port = folder / "data", free_port()
     subprocess.run(
-        [str(programs / "initdb"), "-D", str(data), "-U", "lazytrain", "-A", "scram-sha-256", "--pwfile", str(secret)],
+        [str(programs / "initdb"), "-D", str(data), "-U", "lazytrain", "-E", "UTF8", "-A", "scram-sha-256", "--pwfile", str(secret)],
         check=True, capture_output=True, user=user, env=environment, cwd=folder,
     )  # fmt: skip
     secret.unlink()

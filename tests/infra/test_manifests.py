@@ -80,6 +80,12 @@ def test_no_secret_reaches_a_command_line(services: dict[str, Any]) -> None:
         assert "secret-" not in json.dumps(service.get("command")).replace("secret-DOCKER", "")
 
 
+def test_filled_in_secrets_are_neither_committed_nor_mounted(services: dict[str, Any]) -> None:
+    assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
+    sources = [Path(volume["source"]) for service in services.values() for volume in service.get("volumes", [])]
+    assert not [source for source in sources if (INFRA / ".env").is_relative_to(source)]
+
+
 def test_the_docker_pool_mounts_and_joins_what_compose_makes(services: dict[str, Any]) -> None:
     pool = yaml.safe_load((INFRA / "work_pools" / "docker.yaml").read_text())["defaults"]
     file = yaml.safe_load((INFRA / "compose.yaml").read_text())

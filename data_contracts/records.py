@@ -1,7 +1,8 @@
 """Records: the small JSON values that pass between stages, the runner and the flows.
 
-All are immutable and hold no absolute path, no secret and no tensor. A record that is a stage's output has a
-`RecordContract` at the end of this file; `Ref`, `Manifest`, `Request` and `Result` carry the work itself.
+All are immutable and hold no absolute path, no secret and no tensor. A record that is a stage's output names other
+artifacts by digest, never by the run that made them, so that it is the same whoever made them; it has a
+`RecordContract` at the end of this file. `Ref`, `Manifest`, `Request` and `Result` carry the work itself.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class Decision(Frozen):
     reason: str
     round: int = Field(ge=0)
     replans: bool = False
-    best: Ref | None = Field(None, description="Checkpoint with the lowest validation loss so far.")
+    best: str | None = Field(None, description="Digest of the checkpoint with the lowest validation loss so far.")
     best_step: int | None = None
     best_loss: float | None = None
     non_finite_steps: tuple[int, ...] = ()
@@ -218,8 +219,10 @@ class Verdict(Frozen):
 
     outcome: Literal["promote", "hold", "reject"]
     reason: str
-    candidate: Ref | None
-    champion: Ref | None = Field(None, description="The champion compared with; promotion moves the alias only off it.")
+    candidate: str | None = Field(description="Digest of the checkpoint judged.")
+    champion: str | None = Field(
+        None, description="Digest of the champion compared with; promotion moves the alias only off it."
+    )
     findings: tuple[Finding, ...]
     numbers: dict[str, float | int | str | bool | None] = Field(default_factory=dict)
 
@@ -241,8 +244,8 @@ RECORDS = {
     for contract in (
         RecordContract("base", 1, ModelPin, "The base model, pinned by digest."),
         RecordContract("plan", 1, Plan, "How training fits."),
-        RecordContract("decision", 1, Decision, "What the governor decided."),
-        RecordContract("verdict", 1, Verdict, "Whether the result may be promoted."),
+        RecordContract("decision", 2, Decision, "What the governor decided."),
+        RecordContract("verdict", 2, Verdict, "Whether the result may be promoted."),
         RecordContract("promotion", 1, Promotion, "What promotion did."),
     )
 }

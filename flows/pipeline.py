@@ -91,7 +91,7 @@ def pipeline(config_file: ConfigFile = CONFIG_FILE, stages: Place = "in_process"
             decision = run.read(decided, "decision", Decision)
 
         # The best checkpoint against the base and the current champion, on the holdout; the verdict is pure.
-        candidate = (decision.best,) if decision.best else ()
+        candidate = tuple(ref for ref in checkpoints if ref.digest == decision.best)[:1]
         champion, champion_base = run.champion(candidate)
         evaluated = run.call(
             "evaluate",

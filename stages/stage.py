@@ -107,11 +107,12 @@ class Registry(Protocol):
         """Return what `alias` names now, or None."""
 
     def promote(
-        self, model: str, alias: str, candidate: Artifact, card: str, tags: Mapping[str, str], expected: Ref | None
+        self, model: str, alias: str, candidate: Artifact, card: str, tags: Mapping[str, str], expected: str | None
     ) -> Registered:
         """Register `candidate` (once: the same checkpoint gives the same version) and move `alias` to it.
 
-        Raises `ArtifactError` and moves nothing where `alias` does not name the checkpoint `expected` (None: unset).
+        Raises `ArtifactError` and moves nothing where `alias` does not name the checkpoint with digest `expected`
+        (None: unset).
         """
 
 

@@ -86,11 +86,12 @@ class ModelRegistry:
             raise
 
     def promote(
-        self, model: str, alias: str, candidate: Referenced, card: str, tags: Mapping[str, str], expected: Ref | None
+        self, model: str, alias: str, candidate: Referenced, card: str, tags: Mapping[str, str], expected: str | None
     ) -> Version:
         """Register `candidate` (the same checkpoint gives the same version) and move `alias` to it.
 
-        Raises `ArtifactError` and moves nothing where `alias` does not name the checkpoint `expected` (None: unset).
+        Raises `ArtifactError` and moves nothing where `alias` does not name the checkpoint with digest `expected`
+        (None: unset).
         """
         key = hashlib.sha256(f"{model}\0{alias}".encode()).hexdigest()
         log = self._coordination.shard("registry")
@@ -98,11 +99,11 @@ class ModelRegistry:
         now = self.current(model, alias)
         if now is not None and now.checkpoint.digest == candidate.ref.digest:
             return now
-        found, seen = (now.checkpoint.digest if now else None), (expected.digest if expected else None)
-        if found != seen:
-            raise _moved(model, alias, found, seen)
+        found = now.checkpoint.digest if now else None
+        if found != expected:
+            raise _moved(model, alias, found, expected)
         move = Move(
-            before=seen,
+            before=expected,
             to=candidate.ref,
             tags={legal(name): value for name, value in tags.items()},
             holder=uuid.uuid4().hex,
@@ -110,11 +111,11 @@ class ModelRegistry:
         )
         held = Move.model_validate_json(self._tracking.once(log, f"{key}.move.{done + 1}", move.model_dump_json()))
         if held.to.digest != candidate.ref.digest:
-            raise _moved(model, alias, held.to.digest, seen)
+            raise _moved(model, alias, held.to.digest, expected)
         self._finish(log, key, model, alias, move.holder, card)
         version = self.current(model, alias)
         if version is None or version.checkpoint.digest != candidate.ref.digest:
-            raise _moved(model, alias, version.checkpoint.digest if version else None, seen)
+            raise _moved(model, alias, version.checkpoint.digest if version else None, expected)
         return version
 
     def _finish(self, log: str, key: str, model: str, alias: str, holder: str = "", card: str = "") -> int:

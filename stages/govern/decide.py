@@ -101,7 +101,7 @@ def decide(
         reason=choice.reason,
         round=round_,
         replans=round_ == 0 and choice.action != "stop",
-        best=checkpoints[best.segment] if best else None,
+        best=checkpoints[best.segment].digest if best else None,
         best_step=best.step if best else None,
         best_loss=state.shown(best.loss) if best else None,
         non_finite_steps=state.non_finite_steps,

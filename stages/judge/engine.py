@@ -32,8 +32,8 @@ def judge(config: JudgeConfig, inputs: Inputs, work: Work) -> Summary:
     verdict = verdict_of(
         gates,
         evidence,
-        candidate=candidate.ref if candidate else None,
-        champion=champion.ref if champion else None,
+        candidate=candidate.ref.digest if candidate else None,
+        champion=champion.ref.digest if champion else None,
         lineage=lineage,
     )
     work.record("verdict", verdict)

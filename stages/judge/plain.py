@@ -15,7 +15,7 @@ import pyarrow as pa
 from data_contracts.arrow import TABLE_FILE, read_table
 from data_contracts.canonical import file_sha256
 from data_contracts.method import resolve
-from data_contracts.records import Ref, Verdict
+from data_contracts.records import Verdict
 from data_contracts.tables import EVALUATION
 from stages.judge.evidence import Evidence
 from stages.judge.gate import Gate
@@ -52,7 +52,5 @@ def judge_table(
         meetings += index.meet(row)
     models = set(table.column("model").to_pylist())
     evidence = Evidence(table, meetings, len(index), rows, "champion" in models)
-    candidate = None
-    if "candidate" in models:  # named by the table that it was judged from: a plain file has no checkpoint
-        candidate = Ref(contract="checkpoint/1", run="plain", path=file.name, digest=file_sha256(file))
+    candidate = file_sha256(file) if "candidate" in models else None  # a plain file has no checkpoint: the table's
     return verdict_of(chosen, evidence, candidate=candidate, champion=None)

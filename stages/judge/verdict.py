@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from data_contracts.records import Finding, Ref, Verdict
+from data_contracts.records import Finding, Verdict
 from stages.judge.evidence import Evidence
 from stages.judge.gate import Gate, Numbers
 from stages.judge.gates.better_than_base import BetterThanBase
@@ -18,14 +18,15 @@ def verdict_of(
     gates: Sequence[Gate],
     evidence: Evidence,
     *,
-    candidate: Ref | None,
-    champion: Ref | None,
+    candidate: str | None,
+    champion: str | None,
     lineage: dict[str, str] | None = None,
 ) -> Verdict:
     """Return the verdict of `gates` on `evidence`.
 
     Args:
-        candidate, champion: what was judged and what it was compared with; without a candidate the verdict is reject.
+        candidate, champion: digests of what was judged and of what it was compared with; without a candidate the
+            verdict is reject.
         lineage: digests to keep with the numbers.
     """
     findings = tuple(gate.judge(evidence) for gate in gates)

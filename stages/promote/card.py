@@ -23,6 +23,7 @@ class CardFacts:
 
     name: str
     verdict: Verdict
+    candidate: Ref | None
     base: ModelPin
     evaluation: Ref
     plan: Plan | None
@@ -68,9 +69,10 @@ def _lineage(facts: CardFacts) -> list[tuple[Cell, ...]]:
         ("base model", facts.base.source, facts.base.digest),
         ("tokenizer", facts.base.source, facts.base.tokenizer_digest),
     ]
-    for name, ref in (("checkpoint", verdict.candidate), ("champion compared with", verdict.champion)):
-        if ref is not None:
-            rows.append((name, f"{ref.run}/{ref.path}", ref.digest))
+    if facts.candidate is not None:
+        rows.append(("checkpoint", f"{facts.candidate.run}/{facts.candidate.path}", facts.candidate.digest))
+    if verdict.champion is not None:
+        rows.append(("champion compared with", "checkpoint", verdict.champion))
     rows.append(("evaluation", f"{facts.evaluation.run}/{facts.evaluation.path}", facts.evaluation.digest))
     rows += [
         (name.removesuffix("_digest").replace("_", " "), "rows trained on", str(value))

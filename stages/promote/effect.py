@@ -25,6 +25,7 @@ def promote(config: PromoteConfig, inputs: Inputs, work: Work) -> Summary:
     facts = CardFacts(
         name=config.registered_model,
         verdict=verdict,
+        candidate=candidate.ref if candidate else None,
         base=read_pin(inputs.one("base")),
         evaluation=evaluation.ref,
         plan=plan.record(Plan) if plan else None,
@@ -57,7 +58,7 @@ def _move(config: PromoteConfig, facts: CardFacts, candidate: Artifact, card: st
     if before is not None and before.checkpoint.digest == candidate.ref.digest:
         return _record(config, facts, "promoted", f"{model}@{alias} already names this checkpoint", before.version)
     saw = facts.verdict.champion
-    if (before.checkpoint.digest if before else None) != (saw.digest if saw else None):
+    if (before.checkpoint.digest if before else None) != saw:
         found = f"version {before.version}" if before else "nothing"
         reason = f"nothing was moved: {model}@{alias} names {found} now, and that is not what the verdict compared with"
         return _record(config, facts, "held", reason, previous=before.version if before else None)
@@ -94,10 +95,7 @@ def _record(
 
 def _belong_together(verdict: Verdict, candidate: Artifact | None, evaluation: Artifact) -> None:
     """Raise `ArtifactError` where the verdict is about another candidate or another evaluation."""
-    judged, given = (
-        (verdict.candidate.digest if verdict.candidate else None),
-        (candidate.ref.digest if candidate else None),
-    )
+    judged, given = verdict.candidate, candidate.ref.digest if candidate else None
     if judged != given:
         raise ArtifactError(
             "the candidate is the one that the verdict judged",

@@ -29,7 +29,7 @@ def candidate(store: Store, digit: str) -> Candidate:
     return Candidate(Ref(contract="checkpoint/1", run=run, path="checkpoint", digest=digit * 64))
 
 
-def promote(store: Store, made: Candidate, expected: Ref | None, attempt: str | None = None) -> registry.Version:
+def promote(store: Store, made: Candidate, expected: str | None, attempt: str | None = None) -> registry.Version:
     return store.registry(attempt).promote("toy", "champion", made, "# Card", {"loss@holdout": "0.5"}, expected)
 
 
@@ -54,8 +54,8 @@ def test_the_same_checkpoint_is_the_same_version_however_often_it_is_promoted(st
     first, second = candidate(store, "a"), candidate(store, "b")
     one = promote(store, first, None)
     assert promote(store, first, None) == one, "a promotion that is tried again after a crash"
-    two = promote(store, second, first.ref)
-    back = promote(store, first, second.ref)
+    two = promote(store, second, first.ref.digest)
+    back = promote(store, first, second.ref.digest)
     assert (one.version, two.version, back.version) == (1, 2, 1)
 
 
@@ -65,7 +65,7 @@ def test_an_alias_that_names_something_else_is_left_alone(store: Store) -> None:
     with pytest.raises(ArtifactError, match="names nothing, as the verdict"):
         promote(store, second, None)
     with pytest.raises(ArtifactError, match="nothing was moved"):
-        promote(store, second, third.ref)
+        promote(store, second, third.ref.digest)
     current = store.registry().current("toy", "champion")
     assert current is not None
     assert current.checkpoint == first.ref
@@ -81,12 +81,12 @@ def test_of_two_promotions_that_saw_the_same_champion_one_wins(store: Store, mon
     def interleaved(run: str, key: str, value: str) -> str:
         if ".move." in key and not calls:
             calls.append(key)
-            promote(store, third, first.ref)  # between the look and the move of `second`
+            promote(store, third, first.ref.digest)  # between the look and the move of `second`
         return once(run, key, value)
 
     monkeypatch.setattr(store._tracking, "once", interleaved)
     with pytest.raises(ArtifactError, match="nothing was moved"):
-        slow.promote("toy", "champion", second, "", {}, first.ref)
+        slow.promote("toy", "champion", second, "", {}, first.ref.digest)
     current = store.registry().current("toy", "champion")
     assert current is not None
     assert current.checkpoint == third.ref
@@ -126,7 +126,7 @@ def test_what_the_last_move_replaced_is_told(store: Store) -> None:
     assert store.registry().replaced("toy", "champion") is None
     promote(store, first, None)
     assert store.registry().replaced("toy", "champion") is None
-    promote(store, second, first.ref)
+    promote(store, second, first.ref.digest)
     assert store.registry().replaced("toy", "champion") == first.ref
-    promote(store, first, second.ref)
+    promote(store, first, second.ref.digest)
     assert store.registry().replaced("toy", "champion") == second.ref

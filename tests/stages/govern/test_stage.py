@@ -73,7 +73,7 @@ def test_the_first_decision_plans_and_chooses_and_shares_the_budget(tmp_path):
     # 100 − 2 spent − 5 % kept for evaluation − one pass over the pool; 3 rounds
     assert decision.segment_flops == (98 - 5 - 40) * FLOPS // 3
     assert decision.remaining.flops == 98 * FLOPS
-    assert (decision.best.run, decision.best_step, decision.best_loss) == ("run0", 20, 3.5)
+    assert (decision.best, decision.best_step, decision.best_loss) == ("0" * 64, 20, 3.5)
 
 
 def test_a_re_selection_is_charged_what_the_last_one_cost(tmp_path):
@@ -86,7 +86,7 @@ def test_a_re_selection_is_charged_what_the_last_one_cost(tmp_path):
     assert decision.segment_flops == (91 - 5 - 3) * FLOPS // 2
     assert decision.numbers["segment_1_action"] == "reselect"
     assert not decision.replans
-    assert decision.best.run == "run1"
+    assert decision.best == "1" * 64
     assert summary.tables[0].rows[1][:3] == (1, "reselect", 7 * FLOPS)
 
 
@@ -107,7 +107,7 @@ def test_a_segment_that_got_worse_leaves_the_best_checkpoint_with_the_one_before
     first, _ = govern(tmp_path / "a", [WARMUP])
     decision, _ = govern(tmp_path / "b", [WARMUP, segment([3.6, 3.9, 4.4, 5.0], start=20)], first)
     assert decision.stops
-    assert (decision.best.run, decision.best_loss) == ("run0", 3.5)
+    assert (decision.best, decision.best_loss) == ("0" * 64, 3.5)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_listed(tmp_path):
@@ -115,7 +115,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_listed(tmp_path):
     decision, summary = govern(tmp_path / "b", [WARMUP, segment([3.0, float("nan")], start=20)], first)
     assert decision.stops
     assert decision.non_finite_steps == (40,)
-    assert (decision.best.run, decision.best_loss) == ("run1", 3.0)
+    assert (decision.best, decision.best_loss) == ("1" * 64, 3.0)
     assert summary.facts["steps with a non-finite loss"] == "40"
 
 

@@ -13,7 +13,6 @@ from scipy import stats
 
 from data_contracts.errors import ConfigError
 from data_contracts.method import resolve
-from data_contracts.records import Ref
 from stages.judge.gate import Gate
 from stages.judge.verdict import verdict_of
 from stages.text.overlap import Meeting
@@ -152,11 +151,11 @@ def test_contamination_counts_each_item_once_by_its_strongest_kind():
     assert gate("contamination").judge(evidence()).passed
 
 
-REF = Ref(contract="checkpoint/1", run="r", path="checkpoint", digest="d")
+DIGEST = "d" * 64
 GATES = ("better_than_base", "better_than_champion", "contamination")
 
 
-def verdict(given, *, candidate=REF, names=GATES):
+def verdict(given, *, candidate=DIGEST, names=GATES):
     return verdict_of([gate(name) for name in names], given, candidate=candidate, champion=None)
 
 
@@ -200,7 +199,7 @@ def test_no_evidence_that_is_broken_anywhere_promotes(pairs, other, missing):
         parts.append(rows(other, [before for before, _ in pairs]))
     given_ = evidence(*parts, champion=other == "champion")
     names = [f"better_than_{other}"]
-    found = verdict_of([gate(name) for name in names], given_, candidate=REF, champion=None)
+    found = verdict_of([gate(name) for name in names], given_, candidate=DIGEST, champion=None)
     json.dumps(found.model_dump(mode="json"), allow_nan=False)
     finite = all(v is not None and math.isfinite(v) for pair in pairs for v in pair)
     if missing or len(pairs) < 20:

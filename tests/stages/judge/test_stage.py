@@ -85,7 +85,7 @@ def judge(tmp_path, chosen, *, candidate=True, target=None):
 def test_a_clean_selection_of_a_better_model_is_promoted_with_its_lineage(tmp_path):
     verdict, met, summary = judge(tmp_path, [["p1"]])
     assert (verdict.outcome, met) == ("promote", [])
-    assert verdict.candidate.digest == "c" * 64
+    assert verdict.candidate == "c" * 64
     assert len(verdict.numbers["selection_0_digest"]) == 64
     assert summary.title == "verdict: promote"
 

@@ -65,7 +65,7 @@ def verdict(candidate, *, outcome="promote", champion=None):
     return Verdict(
         outcome=outcome,
         reason="holdout loss 3 → 2" if outcome == "promote" else "the base model was not improved: 3 → 3",
-        candidate=candidate.ref,
+        candidate=candidate.ref.digest,
         champion=champion,
         findings=(Finding(gate="better_than_base", passed=outcome == "promote", reason="a | b"),),
         numbers={"holdout_loss_before": 3.0, "holdout_loss_after": 2.0, "selection_0_digest": "5" * 64},
@@ -118,9 +118,9 @@ def test_nothing_moves_unless_the_verdict_is_promote(store, run, tmp_path, outco
 def test_an_alias_that_moved_since_the_verdict_stays(store, run, tmp_path):
     one, two, three = (checkpoint(tmp_path, run, letter) for letter in "345")
     promote(store, tmp_path, "a", verdict(one), one, model="moved")
-    second, _ = promote(store, tmp_path, "b", verdict(two, champion=one.ref), two, model="moved")
+    second, _ = promote(store, tmp_path, "b", verdict(two, champion=one.ref.digest), two, model="moved")
     assert (second.outcome, second.version, second.previous_version) == ("promoted", 2, 1)
-    late, _ = promote(store, tmp_path, "c", verdict(three, champion=one.ref), three, model="moved")
+    late, _ = promote(store, tmp_path, "c", verdict(three, champion=one.ref.digest), three, model="moved")
     assert (late.outcome, late.previous_version) == ("held", 2)
     unset, _ = promote(store, tmp_path, "d", verdict(three), three, model="moved")
     assert unset.outcome == "held"

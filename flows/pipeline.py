@@ -16,14 +16,17 @@ from flows.workspace import CONFIG_FILE, Workspace
 
 
 @flow(name="pipeline", flow_run_name="pipeline-{config_file}", log_prints=False, persist_result=False)
-def pipeline(config_file: ConfigFile = CONFIG_FILE, stages: Place = "in_process") -> Outcome:
+def pipeline(
+    config_file: ConfigFile = CONFIG_FILE, stages: Place = "in_process", resumes: str | None = None
+) -> Outcome:
     """Run the chain of one configuration file and return what came of it.
 
     Args:
         config_file: The YAML file, where the worker can read it; relative paths in it start from its folder.
         stages: Where the stages run: in this process, or each as its deployment of that name, with the same result.
+        resumes: A past run to go on with, by the configuration it recorded; unset goes by the file as it stands.
     """
-    with opened(Workspace.read(config_file), stages=stages) as run:
+    with opened(Workspace.read(config_file), stages=stages, resumes=resumes) as run:
         # The four splits, tokenised, and the base model pinned by digest.
         data = run.call("ingest")
         base, pool, target = data.ref("base"), data.ref("pool_tokens"), data.ref("target_tokens")

@@ -115,17 +115,22 @@ class PipelineRun:
 
 
 @contextmanager
-def opened(workspace: Workspace, *, stages: Place = "in_process", name: str = "") -> Iterator[PipelineRun]:
+def opened(
+    workspace: Workspace, *, stages: Place = "in_process", name: str = "", resumes: str | None = None
+) -> Iterator[PipelineRun]:
     """Open a pipeline run for a configuration, by its name or `name`, and close it with how it ended.
 
     Args:
         workspace: the configuration that was read.
         stages: where its stages run.
         name: what the run is called; unset is the configuration's name.
+        resumes: the past run that it goes on with, by the configuration recorded then.
     """
     sign()
     store = Store(workspace.address)
-    run = store.open_run(name or workspace.config.name, workspace.config.model_dump(mode="json"))
+    if resumes is not None:
+        workspace = workspace.recorded(store.run_config(resumes))
+    run = store.open_run(name or workspace.config.name, workspace.config.model_dump(mode="json"), resumes=resumes)
     pipeline_run = PipelineRun(workspace, store, run, stages)
     try:
         yield pipeline_run

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_contracts.config import Config, load
+from data_contracts.config import Config, load, parse
 from data_contracts.records import StoreAddress
 
 CONFIG_FILE = "lazytrain.yaml"
@@ -37,6 +37,14 @@ class Workspace:
         """Return this workspace with sections of its configuration replaced; None leaves one as it is."""
         given = {name: section for name, section in sections.items() if section is not None}
         return replace(self, config=self.config.model_copy(update=given))
+
+    def recorded(self, values: dict[str, Any]) -> Workspace:
+        """Return this workspace with the configuration that a past run recorded, its store staying where it is.
+
+        Raises `ConfigError` for one that this version does not take.
+        """
+        values = {**values, "store": self.config.store.model_dump(mode="json")}
+        return replace(self, config=parse(values, "the configuration that the run recorded"))
 
     @property
     def root(self) -> Path:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from data_contracts.errors import EXIT_COMMITTED, EXIT_RETRYABLE, ArtifactError, ConfigError, LazyTrainError
 from data_contracts.method import describe
 from data_contracts.records import Request
+from stages.ending import terminated_by_signal
 
 LARGEST_REQUEST_BYTES = 1 << 20
 
@@ -28,6 +29,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", help="the stage, such as score")
     parser.add_argument("request", type=Path, help="a JSON file that holds the request")
     given = parser.parse_args(arguments)
+    with terminated_by_signal():  # from the first moment: the first process of a container ignores SIGTERM by default
+        return _answer(given)
+
+
+def _answer(given: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     try:
         refuse_foreign_packages()

@@ -1,4 +1,4 @@
-"""How an attempt ends, and what it held: signals, folders that cannot be written, peak memory of the process.
+"""How an attempt ends, and what it held: signals, full folders, exhausted memory, peak memory of the process.
 
 Of the standard library alone. The runner uses it; a stage does not need to know.
 """
@@ -19,22 +19,56 @@ from data_contracts.errors import EXIT_TERMINATED
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM}
 
 
+class Ending:
+    """When a signal may end the work: at once, or at the end of what is held together."""
+
+    def __init__(self) -> None:
+        self._holds = 0
+        self._asked: int | None = None
+
+    def signalled(self, number: int, frame: Any) -> None:
+        """Handle a signal: raise now, or remember it while something is held."""
+        self._asked = number
+        if not self._holds:
+            self.end_if_asked()
+
+    def end_if_asked(self) -> None:
+        """Raise what the signal that came asks for: SystemExit(143), or KeyboardInterrupt for ctrl-C."""
+        number, self._asked = self._asked, None
+        if number == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # let the attempt be closed in peace
+            raise SystemExit(EXIT_TERMINATED)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let a signal wait until the block has ended: what is inside happens whole, and then the end comes."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+        if not self._holds:
+            self.end_if_asked()
+
+
 @contextmanager
-def terminated_by_signal() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit(143) inside the block; in a thread that is not the first it cannot be caught."""
+def terminated_by_signal() -> Iterator[Ending]:
+    """Turn SIGTERM into SystemExit(143) inside the block, and let it and ctrl-C wait where the work is `held`.
+
+    In a thread that is not the first no signal can be caught.
+    """
+    ending = Ending()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield ending
         return
-
-    def terminate(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # let the attempt be closed in peace
-        raise SystemExit(EXIT_TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, terminate)
+    before = {number: signal.signal(number, ending.signalled) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield ending
     finally:
-        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 def unwritable(error: BaseException | None) -> bool:
@@ -43,6 +77,17 @@ def unwritable(error: BaseException | None) -> bool:
         if isinstance(error, OSError) and error.errno in _UNWRITABLE:
             return True
         if "os error 28" in str(error):  # safetensors reports a full disk as text
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Return whether `error` says that memory ran out: Python's, torch's on either device, Arrow's."""
+    while error is not None:
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            return True
+        if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # torch on CPU
             return True
         error = error.__cause__ or error.__context__
     return False

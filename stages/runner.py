@@ -15,14 +15,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from data_contracts.cost import Cost
-from data_contracts.errors import ArtifactError, LazyTrainError
+from data_contracts.errors import ArtifactError, BudgetError, LazyTrainError
 from data_contracts.records import CONTRACTS, Manifest, Request, Result, StoreAddress
-from data_contracts.store import Store
+from data_contracts.store import Lease, Store
 from stages.admission import open_inputs, parse_slice
-from stages.ending import peak_bytes, terminated_by_signal, unwritable
+from stages.ending import Ending, out_of_memory, peak_bytes, terminated_by_signal, unwritable
 from stages.identity import Version, device, identity_of, stage_version
 from stages.stage import Inputs, Stage, find_stage
 from stages.work import Desk, Reporter, Silent
@@ -60,11 +60,13 @@ def run(request: Request, *, reporter: Reporter | None = None) -> Result:
     workers = int(getattr(getattr(config, "train", None), "workers", 0))
     identity = identity_of(stage.verb, version.digest, external, request.inputs, workers)
     job = _Job(request, stage, config, store, inputs, version, identity, reporter)
-    with terminated_by_signal():
-        result = job.run_alone() if stage.effect or request.refresh else job.run_or_adopt()
-    if request.origin.run is not None:
-        store.note_result(request.origin.run, request.origin.name or stage.verb, result)
-    return result
+    with terminated_by_signal() as job.ending:
+        while True:
+            result = job.run_alone() if stage.effect or request.refresh else job.run_or_adopt()
+            if request.origin.run is not None:
+                store.note_result(request.origin.run, request.origin.name or stage.verb, result)
+            if not (result.cached and store.withdrawn(result.run)):  # `lazytrain gc` looks at notes after withdrawing
+                return result
 
 
 @functools.lru_cache(maxsize=8)
@@ -92,6 +94,8 @@ class _Job:
         self.verify = bool(request.knobs.get("verify"))
         self.started = time.monotonic()
         self.desk: Desk | None = None
+        self.ending = Ending()
+        self.committing = self.closed = False
 
     def run_or_adopt(self) -> Result:
         """Adopt the commit of the identity, or hold its lease and make it."""
@@ -105,16 +109,27 @@ class _Job:
             verify=self.verify,
         )
         if isinstance(found, Manifest):
+            self.store.clear_work(verb, self.identity)
             return _result(found, cached=True)
         lease = found
         home = self.store.work / self.identity
-        place = _inherit(home, lease.number)
         try:
-            attempt = self._open_attempt(shared=True)
-            self.store.beat(lease, attempt, lambda: self.costs)
-            with self._closed_truly(attempt, place):
+            place = _inherit(home, lease.number)
+            with self._attempt(lease) as attempt:
                 manifest, digest = self._compute(attempt, place)
-                commit = lease.commit(attempt, digest)
+                with self.ending.held():
+                    self.committing = True
+                    commit = lease.commit(attempt, digest)
+                    won = commit.run == attempt
+                    if won:
+                        self.store.finish(attempt)
+                    else:
+                        reason = f"run {commit.run} committed first"
+                        self.store.abandon(attempt, "KILLED", reason, manifest.costs, self.stage.gives)
+                    self.closed = True
+                    lease.release("committed" if won else "superseded")
+                    if won:
+                        shutil.rmtree(home, ignore_errors=True)
         except Exception as error:
             lease.release(type(error).__name__)
             if self.store.superseded(verb, lease):
@@ -124,30 +139,20 @@ class _Job:
         except BaseException as error:
             lease.release(type(error).__name__)
             raise
-        if commit.run != attempt:
-            self.store.abandon(attempt, "KILLED", f"run {commit.run} committed first", manifest.costs, self.stage.gives)
-            lease.release("superseded")
-            return _result(self.store.read_manifest(commit.run), cached=True)
-        self.store.finish(attempt)
-        lease.release("committed")
-        shutil.rmtree(home, ignore_errors=True)
-        return _result(manifest, cached=False)
+        return _result(manifest if won else self.store.read_manifest(commit.run), cached=not won)
 
     def run_alone(self) -> Result:
         """Make a new attempt that no other request adopts: an effect, or one made on purpose beside a commit."""
-        attempt = self._open_attempt(shared=False)
-        place = self.store.work / f"{self.identity}.{attempt}"
-        try:
-            with self._closed_truly(attempt, place):
+        with self._attempt() as attempt:
+            place = self.store.work / f"{self.identity}.{attempt}"
+            try:
                 manifest, _ = self._compute(attempt, place)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-        self.store.finish(attempt)
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
+            with self.ending.held():
+                self.store.finish(attempt)
+                self.closed = True
         return _result(manifest, cached=False)
-
-    def _open_attempt(self, *, shared: bool) -> str:
-        self.started, self.desk = time.monotonic(), None
-        return self.store.open_attempt(self.stage.verb, self.identity, self.request.origin, shared=shared)
 
     @property
     def costs(self) -> dict[str, Cost]:
@@ -159,24 +164,46 @@ class _Job:
         return {**costs, cause: costs.get(cause, Cost()) + own}
 
     @contextmanager
-    def _closed_truly(self, attempt: str, place: Path) -> Iterator[None]:
-        """On any failure inside, close the attempt as KILLED or FAILED, take back what was published, and re-raise."""
+    def _attempt(self, lease: Lease | None = None) -> Iterator[str]:
+        """Open an attempt; on any failure close it as KILLED or FAILED, take back what was published, and re-raise."""
+        self.started, self.desk, self.committing, self.closed = time.monotonic(), None, False, False
+        attempt: str | None = None
         try:
-            yield
+            with self.ending.held():  # a signal between the opening and the knowledge of it would leave it RUNNING
+                attempt = self.store.open_attempt(
+                    self.stage.verb, self.identity, self.request.origin, shared=lease is not None
+                )
+                self.store.beat(lease, attempt, lambda: self.costs)
+            yield attempt
         except BaseException as error:
-            killed = isinstance(error, (SystemExit, KeyboardInterrupt))
-            reason = f"{type(error).__name__}: {error}"
-            try:
-                self.store.abandon(attempt, "KILLED" if killed else "FAILED", reason, self.costs, self.stage.gives)
-            except Exception as second:  # the first error is what the user must see; `reconcile` closes the attempt
-                _log.warning("attempt %s could not be closed: %s", attempt, second)
-            if isinstance(error, LazyTrainError) or not unwritable(error):
+            if attempt is not None and not self.closed:
+                self._close(attempt, error)
+            if isinstance(error, LazyTrainError) or not isinstance(error, Exception):
                 raise
-            raise ArtifactError(
-                f"{place} and {self.store.artifact_root} can be written",
-                str(error),
-                "free space or mend permissions there, or set `store.home`; nothing was committed, run again to resume",
-            ) from error
+            if unwritable(error):
+                raise ArtifactError(
+                    f"{self.store.work} and {self.store.artifact_root} can be written",
+                    str(error),
+                    "free space or mend permissions there, or set `store.home`; nothing was committed, run again to "
+                    "resume",
+                ) from error
+            if out_of_memory(error):
+                raise BudgetError(
+                    f"{self.stage.verb} fits the memory that this process may have",
+                    f"{type(error).__name__}: {str(error)[:300] or 'memory ran out'}",
+                    "set `budget.peak_bytes` to what there is, so that a smaller batch is planned, or give it more",
+                ) from error
+            raise
+
+    def _close(self, attempt: str, error: BaseException) -> None:
+        status: Literal["FAILED", "KILLED"] = "FAILED" if isinstance(error, Exception) else "KILLED"
+        try:
+            if self.committing and self.store.is_committed(self.stage.verb, self.identity, attempt):
+                self.store.finish(attempt)  # the answer to the commit was lost, the commit was not
+                return
+            self.store.abandon(attempt, status, f"{type(error).__name__}: {error}", self.costs, self.stage.gives)
+        except Exception as second:  # the first error is what the user must see; `reconcile` closes the attempt
+            _log.warning("attempt %s could not be closed: %s", attempt, second)
 
     def _compute(self, attempt: str, place: Path) -> tuple[Manifest, str]:
         stage, request = self.stage, self.request

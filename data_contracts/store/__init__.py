@@ -8,6 +8,7 @@ run them to the runner. Importing this package does not import mlflow; making a 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +18,11 @@ from data_contracts.errors import ArtifactError
 from data_contracts.records import MANIFEST_FILE, Manifest, Origin, Output, Result, StoreAddress, Summary, contract_of
 from data_contracts.store import artifacts
 from data_contracts.store.attempts import AttemptRow, Attempts, RunRow
+from data_contracts.store.heartbeat import HEARTBEAT, Heartbeat, stamp
 from data_contracts.store.lease import Claim, Lease, State, acquire
 from data_contracts.store.reader import CACHE_BYTES, Reader
 from data_contracts.store.registry import ModelRegistry
-from data_contracts.store.zombies import close_lost
+from data_contracts.store.zombies import close_lost, close_superseded
 
 __all__ = ["AttemptRow", "Lease", "RunRow", "Store"]
 
@@ -40,6 +42,7 @@ class Store(Reader):
     def __init__(self, address: StoreAddress, *, cache_bytes: int = CACHE_BYTES) -> None:
         super().__init__(address, cache_bytes=cache_bytes)
         self._attempts = Attempts(self._tracking)
+        self._beats: dict[str, Heartbeat] = {}
 
     @property
     def artifact_root(self) -> str:
@@ -48,11 +51,25 @@ class Store(Reader):
 
     # pipeline runs
 
-    def open_run(self, name: str, config: Mapping[str, Any]) -> str:
-        """Open a pipeline run for a configuration and return its id."""
-        run = self._attempts.open_pipeline(name, config)
+    def open_run(self, name: str, config: Mapping[str, Any], *, resumes: str | None = None) -> str:
+        """Open a pipeline run for a configuration and return its id; `resumes` is the run that it goes on with.
+
+        Runs of this host whose process is gone are closed first: a kill is found by the next start.
+        """
+        self.reconcile(watch_seconds=None)
+        run = self._attempts.open_pipeline(name, config, resumes)
+        self._start_beat(run, lambda: {HEARTBEAT: stamp()})
         self._backend(run).put(CONFIG_FILE, json.dumps(config, indent=1, sort_keys=True).encode())
         return run
+
+    def _start_beat(self, run: str, tags: Callable[[], dict[str, str]]) -> None:
+        beat = self._beats[run] = Heartbeat(self._tracking)
+        beat.add(run, tags)
+        beat.start()
+
+    def _end_beat(self, run: str) -> None:
+        if beat := self._beats.pop(run, None):
+            beat.stop()
 
     def close_run(
         self,
@@ -65,6 +82,7 @@ class Store(Reader):
         if summary is not None:
             self._backend(run).put(SUMMARY_FILE, summary.model_dump_json(indent=1).encode())
             self._attempts.say(run, summary, {})
+        self._end_beat(run)
         self._attempts.close(run, status, reason)
 
     def runs(self) -> list[RunRow]:
@@ -91,7 +109,13 @@ class Store(Reader):
         """Return what was done or adopted in a pipeline run, oldest first, with references and costs."""
         rows = {row.run: row for row in self._attempts.of(run)}
         for noted in self._attempts.noted(run):
-            manifest = self.read_manifest(noted.run)
+            try:
+                manifest = self.read_manifest(noted.run)
+                refs, costs = {name: output.ref for name, output in manifest.outputs.items()}, manifest.costs
+            except ArtifactError as error:
+                refs, costs, gone = {}, {}, error.found
+            else:
+                gone = ""
             known = None if noted.cached else rows.get(noted.run)
             rows[f"{noted.run}:{noted.name}:{noted.at}" if known is None else noted.run] = AttemptRow(
                 name=noted.name,
@@ -103,8 +127,9 @@ class Store(Reader):
                 started=known.started if known else noted.at,
                 seconds=known.seconds if known else None,
                 round=known.round if known else None,
-                refs={name: output.ref for name, output in manifest.outputs.items()},
-                costs=manifest.costs,
+                reason=gone,
+                refs=refs,
+                costs=costs,
             )
         return sorted(rows.values(), key=lambda row: row.started)
 
@@ -117,13 +142,16 @@ class Store(Reader):
             raise ArtifactError(f"run {run} has a result called {name!r}", f"it has: {known}", "name one of these")
         return self.read_manifest(found[-1].run)
 
-    def reconcile(self, *, watch_seconds: float = 15.0) -> list[str]:
-        """Close runs whose process is gone, and return their ids (see `zombies.py`)."""
+    def reconcile(self, *, watch_seconds: float | None = 15.0) -> list[str]:
+        """Close runs whose process is gone, and return their ids (see `zombies.py`).
 
-        def committed(stage: str, identity: str, run: str) -> bool:
-            return any(commit.run == run for commit in self._coordination.state(stage, identity).commits)
-
-        return close_lost(self._tracking, self._attempts, watch_seconds, committed)
+        `watch_seconds` is how long a silent one of another host is watched first; None leaves those alone.
+        """
+        closed = close_lost(self._tracking, self._attempts, watch_seconds, self.is_committed)
+        for run in closed:
+            for place in self.work.glob(f"*.{run}"):  # of an attempt that no other goes on with
+                shutil.rmtree(place, ignore_errors=True)
+        return closed
 
     def registry(self, attempt: str | None = None) -> ModelRegistry:
         """Return the model registry; a model card is stored with `attempt`."""
@@ -149,7 +177,32 @@ class Store(Reader):
             return manifest is not None
 
         lease = acquire(self._coordination, stage, identity, adopt, waiting)
-        return lease if lease is not None else found[-1]
+        if lease is None:
+            return found[-1]
+        if lease.number > 1:  # who held it before is gone, silent or done: what it left open is closed
+            state = self._coordination.state(stage, identity)
+            close_superseded(self._attempts, state, f"claim {lease.number} took over")
+        return lease
+
+    def is_committed(self, stage: str, identity: str, run: str) -> bool:
+        """Return whether attempt `run` made a commit of `identity`."""
+        return any(commit.run == run for commit in self._coordination.state(stage, identity).commits)
+
+    def clear_work(self, stage: str, identity: str) -> None:
+        """Remove what a process that died after its commit left in the work folder, unless someone works there."""
+        home = self.work / identity
+        if home.exists():
+            held = self._coordination.state(stage, identity).held
+            if held is None or held[1].process.gone():
+                shutil.rmtree(home, ignore_errors=True)
+
+    def withdrawn(self, run: str) -> bool:
+        """Return whether attempt `run` was removed since (see `garbage.py`); then it is not read again from memory."""
+        gone = self._attempts.deleted(run)
+        if gone:
+            self._backends.pop(run, None)
+            self._remote.pop(run, None)
+        return gone
 
     def superseded(self, stage: str, lease: Lease) -> bool:
         """Return whether another process took the lease's identity over."""
@@ -159,8 +212,11 @@ class Store(Reader):
         """Open the MLflow run of an attempt; `shared` says that a commit of the identity ends it."""
         return self._attempts.open_attempt(verb, identity, origin, shared=shared)
 
-    def beat(self, lease: Lease, attempt: str, costs: Callable[[], Mapping[str, Cost]]) -> None:
-        """Let the lease's heartbeat also say that `attempt` is alive and what it has spent."""
+    def beat(self, lease: Lease | None, attempt: str, costs: Callable[[], Mapping[str, Cost]]) -> None:
+        """Let the lease's heartbeat, or one of its own, say that `attempt` is alive and what it has spent."""
+        if lease is None:
+            self._start_beat(attempt, lambda: self._attempts.sign_of_life(costs()))
+            return
         lease.attempt(attempt)
         lease.heartbeat.add(attempt, lambda: self._attempts.sign_of_life(costs()))
 
@@ -172,6 +228,7 @@ class Store(Reader):
 
     def finish(self, attempt: str) -> None:
         """Close an attempt whose manifest is committed."""
+        self._end_beat(attempt)
         self._attempts.close(attempt, "FINISHED")
 
     def abandon(
@@ -183,6 +240,7 @@ class Store(Reader):
         outputs: Iterable[str],
     ) -> None:
         """Close an attempt that committed nothing, and take back what it had published of `outputs`."""
+        self._end_beat(attempt)
         self._backend(attempt).discard([MANIFEST_FILE, *outputs])
         self._attempts.close(attempt, status, reason, costs)
 

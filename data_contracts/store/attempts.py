@@ -26,7 +26,7 @@ from data_contracts.store.tracking import Tracking
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 PARENT = "mlflow.parentRunId"
 STAGE, IDENTITY, NAME, ROUND = "lazytrain.stage", "lazytrain.identity", "lazytrain.name", "lazytrain.round"
-SHARED = "lazytrain.shared"
+SHARED, RESUMES = "lazytrain.shared", "lazytrain.resumes"
 PROCESS, REASON, COSTS, MANIFEST = "lazytrain.process", "lazytrain.reason", "lazytrain.costs", "manifest"
 _LONGEST_VALUE = 5000
 
@@ -41,6 +41,8 @@ class RunRow(Frozen):
     """Epoch seconds."""
     seconds: float | None = None
     reason: str = ""
+    resumes: str = ""
+    """The run that it went on with."""
 
 
 class AttemptRow(Frozen):
@@ -77,11 +79,12 @@ class Attempts:
     def __init__(self, tracking: Tracking) -> None:
         self._tracking = tracking
 
-    def open_pipeline(self, name: str, config: Mapping[str, Any]) -> str:
+    def open_pipeline(self, name: str, config: Mapping[str, Any], resumes: str | None = None) -> str:
         """Open a pipeline run and return its id."""
         tags = {KIND: "pipeline", PROCESS: this_process().model_dump_json(), HEARTBEAT: stamp()}
-        run = self._create(name, {**tags, "lazytrain.config": digest_of(config)})
-        return run
+        if resumes is not None:
+            tags[RESUMES] = resumes
+        return self._create(name, {**tags, "lazytrain.config": digest_of(config)})
 
     def open_attempt(self, verb: str, identity: str, origin: Origin, *, shared: bool) -> str:
         """Open an attempt of a stage, below the pipeline run it belongs to, and return its id.
@@ -185,9 +188,18 @@ class Attempts:
                     started=item.info.start_time / 1000,
                     seconds=_seconds(item),
                     reason=item.data.tags.get(REASON, ""),
+                    resumes=item.data.tags.get(RESUMES, ""),
                 )
             )
         return rows
+
+    def get(self, run: str) -> Any:
+        """Return one MLflow run, deleted ones too."""
+        return self._tracking.do(lambda client: client.get_run(run))
+
+    def deleted(self, run: str) -> bool:
+        """Return whether MLflow has `run` among the deleted ones."""
+        return bool(self.get(run).info.lifecycle_stage == "deleted")
 
     def of(self, run: str) -> list[AttemptRow]:
         """Return the attempts below pipeline run `run`, without references and costs of commits, oldest first."""

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import ValidationError
+
 from data_contracts.cost import Frozen
 from data_contracts.errors import ArtifactError, ConfigError
 from data_contracts.ledger import Entry, Ledger
@@ -98,8 +100,15 @@ class Reader:
         return self._backend(ref.run).measured(self.read_manifest(ref.run).outputs[ref.path])
 
     def record(self, ref: Ref, kind: type[R]) -> R:
-        """Read a record artifact."""
-        return kind.model_validate_json((self.open(ref) / RECORD_FILE).read_bytes())
+        """Read a record artifact. Raises `ArtifactError` for one that another version of the project wrote."""
+        try:
+            return kind.model_validate_json((self.open(ref) / RECORD_FILE).read_bytes())
+        except ValidationError as error:
+            raise ArtifactError(
+                f"{ref.path} of run {ref.run} is a record of this version",
+                f"it keeps {ref.contract} and does not parse",
+                "run the pipeline again: the stage runs anew",
+            ) from error
 
     def ledger(self, refs: Iterable[Ref], *, lost: bool = False) -> Ledger:
         """Return what everything that `refs` descend from cost, each identity once.

@@ -12,7 +12,7 @@ from typing import Any
 
 from data_contracts.store.attempts import IDENTITY, MANIFEST, PROCESS, SHARED, STAGE, Attempts
 from data_contracts.store.heartbeat import HEARTBEAT
-from data_contracts.store.lease import KIND
+from data_contracts.store.lease import KIND, State
 from data_contracts.store.process import Process, this_process
 from data_contracts.store.tracking import Tracking
 
@@ -20,13 +20,13 @@ SILENCE_SECONDS = 60.0
 
 
 def close_lost(
-    tracking: Tracking, attempts: Attempts, watch_seconds: float, committed: Callable[[str, str, str], bool]
+    tracking: Tracking, attempts: Attempts, watch_seconds: float | None, committed: Callable[[str, str, str], bool]
 ) -> list[str]:
     """Close runs whose process ended without closing them, and return their ids.
 
     A process of this host is looked up; one of another host is closed after its heartbeat, already old, was not
-    seen to change for `watch_seconds` of this process's clock. One that ended after its commit (asked of
-    `committed(stage, identity, run)`) is FINISHED.
+    seen to change for `watch_seconds` of this process's clock (None leaves those alone). One that ended after its
+    commit (asked of `committed(stage, identity, run)`) is FINISHED.
     """
     running = list(attempts.search("attributes.status = 'RUNNING'"))
     closed, doubtful = [], []
@@ -38,9 +38,9 @@ def close_lost(
         if process.gone():
             _close_lost(attempts, item, f"process {process.pid} on {process.host} ended without a word", committed)
             closed.append(item.info.run_id)
-        elif process.place != this_process().place and _age(item) > SILENCE_SECONDS:
+        elif watch_seconds is not None and not _here(process) and _age(item) > SILENCE_SECONDS:
             doubtful.append((item, process))
-    if doubtful:
+    if doubtful and watch_seconds is not None:
         time.sleep(watch_seconds)
     for item, process in doubtful:
         run = item.info.run_id
@@ -49,6 +49,18 @@ def close_lost(
             _close_lost(attempts, now, f"no sign of life from process {process.pid} on {process.host}", committed)
             closed.append(run)
     return closed
+
+
+def close_superseded(attempts: Attempts, state: State, reason: str) -> None:
+    """Close attempts of an identity that another claim took over: FINISHED where they had committed, else FAILED."""
+    done = {commit.run for commit in state.commits}
+    for run in state.attempts:
+        if attempts.get(run).info.status == "RUNNING":
+            attempts.close(run, *(("FINISHED", "") if run in done else ("FAILED", reason)))
+
+
+def _here(process: Process) -> bool:
+    return process.place == this_process().place
 
 
 def _close_lost(attempts: Attempts, item: Any, reason: str, committed: Callable[[str, str, str], bool]) -> None:

@@ -31,12 +31,13 @@ def run(
     execute(config, outcome)
 
 
-def execute(config: Path, report: Path | None = None) -> Outcome:
+def execute(config: Path, report: Path | None = None, *, resumes: str | None = None) -> Outcome:
     """Run the pipeline of `config`, show its progress and its summary, and return its outcome.
 
     Args:
         config: the configuration file.
         report: where the outcome is written as JSON; unset is nowhere.
+        resumes: the past run to go on with, by the configuration that it recorded.
 
     Raises `ConfigError` before anything starts, and whatever a stage refuses.
     """
@@ -49,7 +50,7 @@ def execute(config: Path, report: Path | None = None) -> Outcome:
     file, home = workspace.shown(workspace.file), workspace.shown(workspace.home)
     console().print(f"running {file} (state under {home})", soft_wrap=True)
     REPORTER.set(screen())
-    outcome: Outcome = pipeline(str(workspace.file))
+    outcome: Outcome = pipeline(str(workspace.file), resumes)
     show_outcome(outcome, workspace)
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ def match(runs: list[Any], start: str | None) -> Any:
     found = [item for item in runs if start is None or item.run.startswith(start)]
     if not found or (start is not None and len(found) > 1):
         raise ArtifactError(
-            "`--run` is the id of one pipeline run, or the start of it",
+            "the id of one pipeline run, or the start of it",
             f"{len(found)} runs begin with {start!r}",
             "see `lazytrain status`",
         )
@@ -68,7 +68,7 @@ def runs_table(runs: list[Any]) -> Table:
             item.status.lower(),
             datetime.fromtimestamp(item.started, UTC).strftime("%Y-%m-%d %H:%M:%S"),
             duration(item.seconds) if item.seconds is not None else None,
-            item.reason,
+            f"resumes {item.resumes[:12]}" if item.resumes and not item.reason else item.reason,
         )
         for item in runs
     )
@@ -90,15 +90,23 @@ def show_run(store: Any, run: Any) -> None:
             rich_table(Table(title="Costs", columns=("stage", "FLOPs", "tokens", "time", "peak memory"), rows=rows))
         )
     for item in attempts:
-        if "decision" in item.refs:
-            decision = store.record(item.refs["decision"], Decision)
-            console().print(Text(f"decision   {item.name}: {decision.action}: {decision.reason}"))
-        if "verdict" in item.refs:
-            verdict = store.record(item.refs["verdict"], Verdict)
-            console().print(Text(f"verdict    {verdict.outcome}: {verdict.reason}", style="bold"))
-        if "promotion" in item.refs:
-            promotion = store.record(item.refs["promotion"], Promotion)
-            console().print(Text(f"promotion  {promotion.outcome}: {promotion.reason}"))
+        try:
+            show_records(store, item)
+        except ArtifactError as error:
+            console().print(Text(f"{item.name}: its record cannot be read: {error.found}", style="yellow"))
+
+
+def show_records(store: Any, item: Any) -> None:
+    """Print what one stage call decided."""
+    if "decision" in item.refs:
+        decision = store.record(item.refs["decision"], Decision)
+        console().print(Text(f"decision   {item.name}: {decision.action}: {decision.reason}"))
+    if "verdict" in item.refs:
+        verdict = store.record(item.refs["verdict"], Verdict)
+        console().print(Text(f"verdict    {verdict.outcome}: {verdict.reason}", style="bold"))
+    if "promotion" in item.refs:
+        promotion = store.record(item.refs["promotion"], Promotion)
+        console().print(Text(f"promotion  {promotion.outcome}: {promotion.reason}"))
 
 
 def attempts_table(run: str, attempts: list[Any]) -> Table:

@@ -1,0 +1,69 @@
+"""`lazytrain resume RUN`: go on with a run that did not finish, as a new run with a history of its own.
+
+The configuration is the one that the past run recorded, whatever the file says by now; the file says where the store is
+and where relative paths start. What was finished is adopted, what was begun goes on from its work folder, and the past
+run stays as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data_contracts.errors import ConfigError
+from flows.command.run import OutcomeFile, execute
+from flows.command.screen import console
+from flows.command.status import match
+from flows.environment import prepare
+from flows.workspace import CONFIG_FILE, Workspace
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def resume(
+    run: Annotated[str, typer.Argument(help="The run's id, or the start of it (see `lazytrain status`).")],
+    config: Annotated[Path, typer.Option(help="The configuration file, where it stands now.")] = Path(CONFIG_FILE),
+    outcome: OutcomeFile = None,
+) -> None:
+    """Go on with a run that did not finish, from the configuration it recorded."""
+    if not config.is_file():
+        raise ConfigError(
+            "`--config` is the configuration file of the run, which says where its store is",
+            f"there is no file {config}",
+            "give the place where it stands now: lazytrain resume RUN --config FILE",
+        )
+    workspace = Workspace.read(config)
+    prepare(workspace.home, offline=workspace.offline)
+    past = resumable(workspace, run)
+    console().print(f"going on with run {past} by the configuration that it recorded", soft_wrap=True)
+    execute(config, outcome, resumes=past)
+
+
+def resumable(workspace: Workspace, start: str) -> str:
+    """Return the id of the run that begins with `start`.
+
+    Raises `ArtifactError` for an unknown one; `ConfigError` for one that finished, that still runs, or that was one
+    stage alone.
+    """
+    from data_contracts.store import Store
+
+    store = Store(workspace.address)
+    store.reconcile()
+    past = match(store.runs(), start)
+    if past.status == "FINISHED":
+        raise ConfigError(
+            "a run that did not finish", f"run {past.run} finished", "start a new one: lazytrain run (all is reused)"
+        )
+    if past.status == "RUNNING":
+        raise ConfigError("a run that has ended", f"run {past.run} is at work", "wait for it, or end it first")
+    name = store.run_config(past.run)["name"]
+    if past.name != name:
+        raise ConfigError(
+            "a run of the whole pipeline",
+            f"run {past.run} ({past.name}) was one stage alone",
+            "lazytrain stage NAME --run RUN",
+        )
+    return past.run

@@ -18,6 +18,7 @@ from data_contracts.errors import ArtifactError
 from data_contracts.records import MANIFEST_FILE, Manifest, Origin, Output, Result, StoreAddress, Summary, contract_of
 from data_contracts.store import artifacts
 from data_contracts.store.attempts import AttemptRow, Attempts, RunRow
+from data_contracts.store.garbage import Garbage
 from data_contracts.store.heartbeat import HEARTBEAT, Heartbeat, stamp
 from data_contracts.store.lease import Claim, Lease, State, acquire
 from data_contracts.store.reader import CACHE_BYTES, Reader
@@ -152,6 +153,11 @@ class Store(Reader):
             for place in self.work.glob(f"*.{run}"):  # of an attempt that no other goes on with
                 shutil.rmtree(place, ignore_errors=True)
         return closed
+
+    def garbage(self, *, unfinished_seconds: float) -> Garbage:
+        """Return what no run refers to (see `garbage.py`), once what is dead has been closed."""
+        self.reconcile()
+        return Garbage(self, unfinished_seconds)
 
     def registry(self, attempt: str | None = None) -> ModelRegistry:
         """Return the model registry; a model card is stored with `attempt`."""

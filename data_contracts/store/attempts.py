@@ -172,9 +172,7 @@ class Attempts:
 
     def noted(self, run: str) -> list[Noted]:
         """Return the results of a pipeline run, in the order they came."""
-        params = self._tracking.params(run)
-        found = [Noted.model_validate_json(value) for key, value in params.items() if key.startswith("result.")]
-        return sorted(found, key=lambda item: item.at)
+        return noted_in(self._tracking.params(run))
 
     def pipelines(self) -> list[RunRow]:
         """Return the pipeline runs, newest first."""
@@ -206,19 +204,33 @@ class Attempts:
         rows = [_row(item) for item in self.search(f"tags.`{PARENT}` = '{run}'")]
         return sorted(rows, key=lambda row: row.started)
 
-    def search(self, where: str) -> Iterable[Any]:
-        """Yield the MLflow runs of the experiment that a filter finds, newest first."""
+    def search(self, where: str, *, deleted: bool = False) -> Iterable[Any]:
+        """Yield the MLflow runs of the experiment that a filter finds, newest first; `deleted` ones too if asked."""
+        from mlflow.entities import ViewType
+
+        view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
         experiment, token = self._tracking.experiment(self._tracking.address.experiment), None
         while True:
             page: Any = self._tracking.do(
                 lambda client, token=token: client.search_runs(  # type: ignore[misc]
-                    [experiment], where, max_results=1000, order_by=["attributes.start_time DESC"], page_token=token
+                    [experiment],
+                    where,
+                    run_view_type=view,
+                    max_results=1000,
+                    order_by=["attributes.start_time DESC"],
+                    page_token=token,
                 )
             )
             yield from page
             token = page.token
             if not token:
                 return
+
+
+def noted_in(params: Mapping[str, str]) -> list[Noted]:
+    """Return the results that a pipeline run's params remember, in the order they came."""
+    found = [Noted.model_validate_json(value) for key, value in params.items() if key.startswith("result.")]
+    return sorted(found, key=lambda item: item.at)
 
 
 def dump_costs(costs: Mapping[str, Cost]) -> str:

@@ -50,6 +50,12 @@ class Backend(Protocol):
     def discard(self, names: Iterable[str]) -> None:
         """Remove artifact folders or files of an attempt that was not committed."""
 
+    def listing(self) -> Iterable[tuple[str, int]]:
+        """Yield (relative path, bytes) of every file there is."""
+
+    def remove(self) -> None:
+        """Remove every file of the run."""
+
 
 def sync(path: Path) -> None:
     """Make a file or a folder's entries durable."""
@@ -127,6 +133,16 @@ class InPlace:
             else:
                 place.unlink(missing_ok=True)
 
+    def listing(self) -> Iterable[tuple[str, int]]:
+        for path in self.folder.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                yield path.relative_to(self.folder).as_posix(), path.stat().st_size
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.parent.is_dir() and not any(self.folder.parent.iterdir()):
+            self.folder.parent.rmdir()
+
 
 class Uploading:
     """A run's artifacts behind a server or in an object store."""
@@ -147,7 +163,18 @@ class Uploading:
                     "see that the store has space and may be written, then run again",
                 )
 
-    def _sizes(self, folder: str) -> Iterable[tuple[str, int]]:
+    def listing(self) -> Iterable[tuple[str, int]]:
+        return self._sizes(None)
+
+    def remove(self) -> None:
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        uri = self._tracking.do(lambda client: client.get_run(self._run)).info.artifact_uri
+        repository = get_artifact_repository(uri, tracking_uri=self._tracking.address.tracking_uri)
+        for item in self._tracking.do(lambda client: client.list_artifacts(self._run)):
+            self._tracking.do(lambda _, item=item: repository.delete_artifacts(item.path))  # type: ignore[misc]
+
+    def _sizes(self, folder: str | None) -> Iterable[tuple[str, int]]:
         for item in self._tracking.do(lambda client: client.list_artifacts(self._run, folder)):
             if item.is_dir:
                 yield from self._sizes(item.path)

@@ -99,6 +99,16 @@ class Coordination:
         """Return the coordination run of one identity."""
         return self.shard(f"{stage}-{identity[0]}")
 
+    def every(self, identity: str) -> list[tuple[str, State]]:
+        """Return (stage, state) of `identity` for each stage that anyone has claimed it for; nothing is made."""
+        ending, found = f"-{identity[0]}", []
+        for key, run in self.tracking.params(self.root()).items():
+            if key.startswith("shard.") and key.endswith(ending):
+                state = state_of(self.tracking.params(run), identity)
+                if state != State():
+                    found.append((key.removeprefix("shard.").removesuffix(ending), state))
+        return found
+
     def state(self, stage: str, identity: str) -> State:
         """Read what is known of `identity`."""
         return state_of(self.tracking.params(self.of(stage, identity)), identity)
@@ -181,17 +191,17 @@ def acquire(
             if adopt(state):
                 return None
         if state.held is not None:
-            claim = state.held[1]
-            beat = found.tags.get(f"heartbeat.{claim.holder}")
-            if seen[:2] != (claim.holder, beat):
-                seen = (claim.holder, beat, time.monotonic())
-            if not claim.process.gone() and time.monotonic() - seen[2] < silence_seconds:
-                if claim.holder not in told:
-                    told.add(claim.holder)
-                    waiting(claim)
+            holder = state.held[1]
+            beat = found.tags.get(f"heartbeat.{holder.holder}")
+            if seen[:2] != (holder.holder, beat):
+                seen = (holder.holder, beat, time.monotonic())
+            if not holder.process.gone() and time.monotonic() - seen[2] < silence_seconds:
+                if holder.holder not in told:
+                    told.add(holder.holder)
+                    waiting(holder)
                 time.sleep(poll_seconds)
                 continue
-        lease = _claim(coordination, stage, identity, state.next)
+        lease = claim(coordination, stage, identity, state.next)
         if lease is None:
             continue
         now = coordination.state(stage, identity)
@@ -202,12 +212,13 @@ def acquire(
         return lease
 
 
-def _claim(coordination: Coordination, stage: str, identity: str, number: int) -> Lease | None:
-    claim = Claim(holder=uuid.uuid4().hex, process=this_process())
-    value = claim.model_dump_json()
+def claim(coordination: Coordination, stage: str, identity: str, number: int) -> Lease | None:
+    """Try to make claim `number` of an identity; None where another did."""
+    ours = Claim(holder=uuid.uuid4().hex, process=this_process())
+    value = ours.model_dump_json()
     run = coordination.of(stage, identity)
     if coordination.tracking.once(run, f"{identity}.claim.{number}", value) != value:
         return None
-    lease = Lease(coordination, stage, identity, number, claim)
+    lease = Lease(coordination, stage, identity, number, ours)
     lease.heartbeat.start()
     return lease

@@ -77,6 +77,19 @@ class ModelRegistry:
         earlier = [Move.model_validate_json(text).to for text in moves[:-1]]
         return next((ref for ref in reversed(earlier) if ref.digest == before), None)
 
+    def versions(self) -> list[Any]:
+        """Return every version of every registered model, as MLflow tells them."""
+        found: list[Any] = []
+        token: str | None = None
+        while True:
+            page: Any = self._tracking.do(
+                lambda client, token=token: client.search_model_versions(max_results=1000, page_token=token)  # type: ignore[misc]
+            )
+            found.extend(page)
+            token = page.token
+            if not token:
+                return found
+
     def _alias(self, model: str, alias: str) -> Any:
         try:
             return self._tracking.do(lambda client: client.get_model_version_by_alias(model, alias))

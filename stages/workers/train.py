@@ -23,6 +23,7 @@ from typing import Any
 
 from data_contracts import errors
 from data_contracts.errors import LazyTrainError, TransientError
+from data_contracts.records import OUTSIDE_FILE
 from stages.workers.group import Channel, Group
 
 Progress = Callable[[int, int], None]
@@ -38,7 +39,7 @@ ENVIRONMENT = {
 LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 """Whether a node may have others beside it, whatever the name says. Where it may not, Ray's processes know it by
 127.0.0.1 and most of them listen there alone; else every port of a local cluster is open to the network."""
-FAILURE, PROGRESS, TEMPORARY, MEETING = "failure.json", "progress.json", "ray_folder", "meeting"
+FAILURE, PROGRESS, MEETING = "failure.json", "progress.json", "meeting"
 POLL_SECONDS = 0.5
 LONGEST_ROOT = 36
 """Characters of Ray's folder: its socket's path must stay within the 107 that a unix socket may have."""
@@ -211,12 +212,12 @@ def _cluster(workers: int, device: str, folder: Path) -> Iterator[Path | None]:
         ray.shutdown()
         if root is not None:
             shutil.rmtree(root, ignore_errors=True)
-            (folder / TEMPORARY).unlink(missing_ok=True)
+            (folder / OUTSIDE_FILE).unlink(missing_ok=True)
 
 
 def _short_folder(folder: Path) -> Path:
     """Return a new folder for Ray's sockets, and remove the one that a killed attempt left."""
-    note = folder / TEMPORARY
+    note = folder / OUTSIDE_FILE
     if note.is_file():
         shutil.rmtree(note.read_text(encoding="utf-8"), ignore_errors=True)
     parent = folder.resolve() if len(str(folder.resolve())) < LONGEST_ROOT - 12 else Path(tempfile.gettempdir())

@@ -10,9 +10,10 @@ import time
 import pytest
 
 from data_contracts.errors import BudgetError, TransientError
+from data_contracts.records import OUTSIDE_FILE
 from stages.workers import train
 from stages.workers.group import Group
-from stages.workers.train import FAILURE, PROGRESS, TEMPORARY, run_workers
+from stages.workers.train import FAILURE, PROGRESS, run_workers
 from tests.conftest import ROOT
 
 ENTRY = "tests.stages.workers.test_train:entry"
@@ -94,7 +95,7 @@ def test_rays_folder_is_short_and_a_killed_attempts_is_removed(tmp_path):
     second = train._short_folder(tmp_path)
     assert not first.exists()
     assert second.is_dir()
-    assert (tmp_path / TEMPORARY).read_text() == str(second)
+    assert (tmp_path / OUTSIDE_FILE).read_text() == str(second)
     second.rmdir()
 
 

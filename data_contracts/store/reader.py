@@ -50,6 +50,7 @@ class Reader:
         self._remote: dict[str, Manifest] = {}
         self._digests: dict[str, str] = {}  # run → sha256 of its manifest, which is written once
         self._backends: dict[str, InPlace | Uploading] = {}
+        self._gone: set[str] = set()  # attempts that were deleted in MLflow: not adopted any more
 
     def _backend(self, run: str) -> InPlace | Uploading:
         if run not in self._backends:
@@ -61,6 +62,8 @@ class Reader:
                 raise ArtifactError(
                     f"run {run} is in this store", "it is not", "give the store that the reference comes from"
                 ) from error
+            if found.info.lifecycle_stage == "deleted":
+                self._gone.add(run)
             uri, cache = found.info.artifact_uri, self.work / "cache"
             if MANIFEST in found.data.params:
                 self._digests[run] = found.data.params[MANIFEST]
@@ -141,6 +144,8 @@ class Reader:
         for commit in reversed(state.commits):
             try:
                 backend = self._backend(commit.run)
+                if commit.run in self._gone:
+                    continue
                 manifest = artifacts.read_manifest(backend, commit.manifest)
                 for output in manifest.outputs.values():
                     artifacts.open_verified(backend, output, self._hashes, fresh=verify)

@@ -1,8 +1,4 @@
-"""Complaints that users of such systems have filed, injected into the store and the runner.
-
-Each test names the complaint; killed holders, damaged payloads, zombies and races stand with the parts they belong to
-(`tests/stages/test_runner.py`, `tests/data_contracts/store/`).
-"""
+"""Faults 1, 3, 14 and 18: another home, a disk that is full or read-only, an old name, a store that was moved."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_results_are_not_lost_in_a_new_container(tmp_path: Path) -> None:
+def test_01_results_are_not_lost_in_a_new_container(tmp_path: Path) -> None:
     """Another home, another folder to start in, another time zone: what was finished is not done again."""
     request = make(blank(tmp_path))
     first = runner.run(request)
@@ -62,7 +58,7 @@ def test_results_are_not_lost_in_a_new_container(tmp_path: Path) -> None:
     assert (again.cached, again.refs) == (True, first.refs)
 
 
-def test_a_store_that_was_moved_is_read_and_written_where_it_is_now(tmp_path: Path) -> None:
+def test_18_a_store_that_was_moved_is_read_and_written_where_it_is_now(tmp_path: Path) -> None:
     """Artifact paths written in one container do not bind another that mounts the same folder elsewhere."""
     first = runner.run(make(blank(tmp_path / "a")))
     shutil.move(tmp_path / "a", tmp_path / "b")
@@ -75,7 +71,7 @@ def test_a_store_that_was_moved_is_read_and_written_where_it_is_now(tmp_path: Pa
     assert not (tmp_path / "a").exists()
 
 
-def test_a_store_that_fills_up_while_publishing_commits_nothing(tmp_path: Path, small_disk: Path) -> None:
+def test_03_a_store_that_fills_up_while_publishing_commits_nothing(tmp_path: Path, small_disk: Path) -> None:
     """A silent write failure that ends as success: here the attempt fails, and succeeds once there is space."""
     address = blank(tmp_path).model_copy(update={"artifact_uri": str(small_disk / "artifacts")})
     (small_disk / "ballast").write_bytes(b"\0" * (1900 * 1024))
@@ -92,7 +88,7 @@ def test_a_store_that_fills_up_while_publishing_commits_nothing(tmp_path: Path, 
     assert (result.cached, result.refs["selection"].rows) == (False, 2000)
 
 
-def test_a_read_only_artifact_store_fails_the_stage(tmp_path: Path, small_disk: Path) -> None:
+def test_03_a_read_only_artifact_store_fails_the_stage(tmp_path: Path, small_disk: Path) -> None:
     address = blank(tmp_path).model_copy(update={"artifact_uri": str(small_disk)})
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(ArtifactError, match="Read-only"):
@@ -100,7 +96,7 @@ def test_a_read_only_artifact_store_fails_the_stage(tmp_path: Path, small_disk: 
     assert statuses(address) == ["FAILED"]
 
 
-def test_a_new_selection_never_gets_an_old_result(tmp_path: Path) -> None:
+def test_14_a_new_selection_never_gets_an_old_result(tmp_path: Path) -> None:
     """A finished name that returns stale results: names do not enter an identity, contents do."""
     address = blank(tmp_path)
     digests = set()

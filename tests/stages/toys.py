@@ -77,6 +77,10 @@ def act(how: str, work: Work) -> None:
     if how.startswith("sleep:"):
         Path(str(work.knobs["started"])).touch()
         time.sleep(float(how.partition(":")[2]))
+    if how == "hoard":
+        held = [bytearray(1 << 24)]
+        while True:
+            held.append(bytearray(1 << 24))
     if how.startswith("fill:"):
         with (work.folder / "large").open("wb") as stream:
             for _ in range(int(how.partition(":")[2])):

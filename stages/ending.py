@@ -1,6 +1,6 @@
 """How an attempt ends, and what it held: signals, full folders, exhausted memory, peak memory of the process.
 
-Of the standard library alone. The runner uses it; a stage does not need to know.
+It imports nothing heavy. The runner uses it; a stage does not need to know.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from data_contracts.errors import EXIT_TERMINATED
+from data_contracts.errors import EXIT_TERMINATED, ArtifactError, BudgetError, LazyTrainError
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM}
 
@@ -91,6 +91,28 @@ def out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def explained(error: BaseException, verb: str, places: str) -> LazyTrainError | None:
+    """Return what to tell of an error of the machine, None for one that speaks for itself or is not known.
+
+    Neither is worth trying again as it is: both are refusals.
+    """
+    if isinstance(error, LazyTrainError) or not isinstance(error, Exception):
+        return None
+    if unwritable(error):
+        return ArtifactError(
+            f"{places} can be written",
+            str(error),
+            "free space or mend permissions there, or set `store.home`; nothing was committed, run again to resume",
+        )
+    if out_of_memory(error):
+        return BudgetError(
+            f"{verb} fits the memory that this process may have",
+            f"{type(error).__name__}: {str(error)[:300] or 'memory ran out'}",
+            "set `budget.peak_bytes` to what there is, so that a smaller batch is planned, or give it more",
+        )
+    return None
 
 
 def peak_bytes() -> int:

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_contracts.cost import Cost
-from data_contracts.errors import ArtifactError, BudgetError, LazyTrainError
+from data_contracts.errors import ArtifactError
 from data_contracts.records import CONTRACTS, Manifest, Request, Result, StoreAddress
 from data_contracts.store import Lease, Store
 from stages.admission import open_inputs, parse_slice
-from stages.ending import Ending, out_of_memory, peak_bytes, terminated_by_signal, unwritable
+from stages.ending import Ending, explained, peak_bytes, terminated_by_signal
 from stages.identity import Version, device, identity_of, stage_version
 from stages.stage import Inputs, Stage, find_stage
 from stages.work import Desk, Reporter, Silent
@@ -178,21 +178,9 @@ class _Job:
         except BaseException as error:
             if attempt is not None and not self.closed:
                 self._close(attempt, error)
-            if isinstance(error, LazyTrainError) or not isinstance(error, Exception):
-                raise
-            if unwritable(error):
-                raise ArtifactError(
-                    f"{self.store.work} and {self.store.artifact_root} can be written",
-                    str(error),
-                    "free space or mend permissions there, or set `store.home`; nothing was committed, run again to "
-                    "resume",
-                ) from error
-            if out_of_memory(error):
-                raise BudgetError(
-                    f"{self.stage.verb} fits the memory that this process may have",
-                    f"{type(error).__name__}: {str(error)[:300] or 'memory ran out'}",
-                    "set `budget.peak_bytes` to what there is, so that a smaller batch is planned, or give it more",
-                ) from error
+            known = explained(error, self.stage.verb, f"{self.store.work} and {self.store.artifact_root}")
+            if known is not None:
+                raise known from error
             raise
 
     def _close(self, attempt: str, error: BaseException) -> None:

@@ -17,12 +17,13 @@ from data_contracts.cost import Cost
 from data_contracts.errors import ArtifactError
 from data_contracts.records import MANIFEST_FILE, Manifest, Origin, Output, Result, StoreAddress, Summary, contract_of
 from data_contracts.store import artifacts
-from data_contracts.store.attempts import AttemptRow, Attempts, RunRow
+from data_contracts.store.attempts import Attempts
 from data_contracts.store.garbage import Garbage
 from data_contracts.store.heartbeat import HEARTBEAT, Heartbeat, stamp
 from data_contracts.store.lease import Claim, Lease, State, acquire
 from data_contracts.store.reader import CACHE_BYTES, Reader
 from data_contracts.store.registry import ModelRegistry
+from data_contracts.store.rows import AttemptRow, RunRow
 from data_contracts.store.zombies import close_lost, close_superseded
 
 __all__ = ["AttemptRow", "Lease", "RunRow", "Store"]

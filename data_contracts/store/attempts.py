@@ -10,67 +10,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from data_contracts.canonical import digest_of
-from data_contracts.cost import Cost, Frozen
-from data_contracts.records import Origin, Ref, Result, Summary
+from data_contracts.cost import Cost
+from data_contracts.records import Origin, Result, Summary
 from data_contracts.store.heartbeat import HEARTBEAT, stamp
 from data_contracts.store.lease import KIND
 from data_contracts.store.names import legal, renamed
 from data_contracts.store.process import this_process
+from data_contracts.store.rows import AttemptRow, Noted, RunRow, Status, noted_in
 from data_contracts.store.tracking import Tracking
 
-Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 PARENT = "mlflow.parentRunId"
 STAGE, IDENTITY, NAME, ROUND = "lazytrain.stage", "lazytrain.identity", "lazytrain.name", "lazytrain.round"
 SHARED, RESUMES = "lazytrain.shared", "lazytrain.resumes"
 PROCESS, REASON, COSTS, MANIFEST = "lazytrain.process", "lazytrain.reason", "lazytrain.costs", "manifest"
 _LONGEST_VALUE = 5000
-
-
-class RunRow(Frozen):
-    """A pipeline run."""
-
-    run: str
-    name: str
-    status: Status
-    started: float
-    """Epoch seconds."""
-    seconds: float | None = None
-    reason: str = ""
-    resumes: str = ""
-    """The run that it went on with."""
-
-
-class AttemptRow(Frozen):
-    """What a stage did in a pipeline run: an attempt of its own, or a commit that it adopted (`cached`)."""
-
-    name: str
-    stage: str
-    status: Status
-    run: str
-    identity: str
-    cached: bool
-    started: float
-    seconds: float | None = None
-    round: int | None = None
-    reason: str = ""
-    refs: dict[str, Ref] = Field(default_factory=dict)
-    costs: dict[str, Cost] = Field(default_factory=dict)
-
-
-class Noted(Frozen):
-    """A result as a pipeline run remembers it; the rest stands in the manifest of `run`."""
-
-    name: str
-    stage: str
-    run: str
-    identity: str
-    cached: bool
-    at: float
 
 
 class Attempts:
@@ -225,12 +181,6 @@ class Attempts:
             token = page.token
             if not token:
                 return
-
-
-def noted_in(params: Mapping[str, str]) -> list[Noted]:
-    """Return the results that a pipeline run's params remember, in the order they came."""
-    found = [Noted.model_validate_json(value) for key, value in params.items() if key.startswith("result.")]
-    return sorted(found, key=lambda item: item.at)
 
 
 def dump_costs(costs: Mapping[str, Cost]) -> str:

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from data_contracts.cost import Frozen
 from data_contracts.errors import ArtifactError
 from data_contracts.records import OUTSIDE_FILE, Ref
-from data_contracts.store.attempts import IDENTITY, PARENT, STAGE, noted_in
-from data_contracts.store.backends import GRACE_SECONDS
+from data_contracts.store.attempts import IDENTITY, PARENT, STAGE
 from data_contracts.store.lease import KIND, Lease, State, claim
 from data_contracts.store.process import this_process
 from data_contracts.store.registry import CHECKPOINT_TAG
+from data_contracts.store.rows import noted_in
 from data_contracts.store.tracking import local_path
+from data_contracts.store.uploading import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from data_contracts.store import Store

@@ -19,10 +19,11 @@ from data_contracts.ledger import Entry, Ledger
 from data_contracts.records import RECORD_FILE, Manifest, Ref, StoreAddress
 from data_contracts.store import artifacts
 from data_contracts.store.attempts import COSTS, MANIFEST, load_costs
-from data_contracts.store.backends import InPlace, Uploading, backend_of
+from data_contracts.store.backends import InPlace
 from data_contracts.store.hashes import Hashes
 from data_contracts.store.lease import Coordination, State
 from data_contracts.store.tracking import Tracking, local_path
+from data_contracts.store.uploading import Uploading, backend_of
 
 R = TypeVar("R", bound=Frozen)
 

@@ -20,7 +20,7 @@ import pytest
 
 from data_contracts.arrow import read_table
 from data_contracts.records import Origin, Request, Result
-from data_contracts.store import Store, attempts, backends, heartbeat, zombies
+from data_contracts.store import Store, artifacts, attempts, backends, heartbeat, zombies
 from data_contracts.store.process import Process
 from data_contracts.store.tracking import Tracking
 from stages import runner
@@ -59,7 +59,7 @@ def _signal_at(number: int, moment: int) -> Callable[[], bool]:
         passed()
 
     Tracking.do = counted_do  # type: ignore[method-assign, assignment]
-    backends.sync = counted_sync
+    backends.sync = artifacts.sync = counted_sync
     return lambda: count >= moment
 
 

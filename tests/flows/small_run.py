@@ -15,8 +15,7 @@ from typing import Any
 
 import yaml
 
-from data_contracts.store import Store
-from data_contracts.store.attempts import AttemptRow
+from data_contracts.store import AttemptRow, Store
 from flows.workspace import Workspace
 from tests.flows.command.test_app import lazytrain
 

@@ -17,7 +17,7 @@ import pytest
 from data_contracts.arrow import read_table
 from data_contracts.errors import ArtifactError
 from data_contracts.records import Request, Result, StoreAddress
-from data_contracts.store import Store, backends
+from data_contracts.store import Store, uploading
 from stages import __main__ as entry
 from stages import runner
 from tests.stages import toys
@@ -127,7 +127,7 @@ def test_a_bad_cached_copy_is_fetched_again_and_a_bad_payload_is_noticed(
 def test_the_cache_is_bounded_and_drops_what_was_used_longest_ago(
     server: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "GRACE_SECONDS", -1.0)
+    monkeypatch.setattr(uploading, "GRACE_SECONDS", -1.0)
     here = address(server, tmp_path)
     refs = [runner.run(make(here, config={"rows": rows})).refs["selection"] for rows in (20, 21, 22)]
     elsewhere = here.model_copy(update={"work_uri": str(tmp_path / "elsewhere")})

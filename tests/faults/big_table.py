@@ -71,7 +71,7 @@ class ReadTable(Stage[RowsSlice]):
 
     def run(self, config: RowsSlice, inputs: Inputs, work: Work) -> Summary:
         """Read every row."""
-        total = sum(float(np.sum(batch.column("weight"))) for batch in inputs.one("selection").batches())
+        total = sum(float(batch.column("weight").to_numpy().sum()) for batch in inputs.one("selection").batches())
         work.record("decision", Decision(action="continue", reason="read", round=0, numbers={"total": total}))
         return Summary(title="read")
 

@@ -32,7 +32,6 @@ import psutil
 from benchmarks.chain import report
 from data_contracts.records import Promotion
 from data_contracts.store import Store
-from flows.orphans import OWNER
 from flows.workspace import Workspace
 from tests.flows.small_run import lay_out
 
@@ -159,7 +158,7 @@ class Pipeline:
                 left += [f"Prefect {kind} {name} {state}" for name, state in rows]
         for process in psutil.process_iter():
             try:
-                if process.environ().get(OWNER, "").endswith(f" {self.home}"):
+                if process.environ().get("PREFECT_HOME") == str(self.home / "prefect"):  # all that the run started
                     left.append(f"process {process.pid} {' '.join(process.cmdline())[:80]}")
             except psutil.Error:
                 continue

@@ -43,17 +43,12 @@ def prepare(home: Path | None = None, *, offline: bool = True) -> None:
             or `PREFECT_HOME` another folder; its orphaned servers are ended.
         offline: whether the Hugging Face libraries may not reach for the network.
 
-    What a killed run on the same folder left running is ended first.
-
     Raises `ConfigError` where the folder cannot be written.
     """
     for name, value in {**QUIET, **(OFFLINE if offline else {})}.items():
         os.environ.setdefault(name, value)
     for library in ("transformers", "peft"):  # what they will rename is for us, who test with it, not for a run's user
         warnings.filterwarnings("ignore", category=FutureWarning, module=library)
-    if home is not None:
-        mark(home)
-        end_orphans(home)
     if home is not None and "PREFECT_API_URL" not in os.environ:
         os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
         for folder in (Path(os.environ["PREFECT_HOME"]), home):  # Prefect makes the last part of the path only

@@ -19,6 +19,7 @@ from flows.calling import call
 from flows.labels import sign
 from flows.order import Place
 from flows.outcome import Outcome, Step
+from flows.reconcile import reconcile
 from flows.workspace import Workspace
 
 R = TypeVar("R", bound=Frozen)
@@ -127,6 +128,7 @@ def opened(
         resumes: the past run that it goes on with, by the configuration recorded then.
     """
     sign()
+    reconcile()
     store = Store(workspace.address)
     if resumes is not None:
         workspace = workspace.recorded(store.run_config(resumes))

@@ -23,6 +23,8 @@ from stages.stage import VERBS
 
 OURS = ("pipeline", *VERBS)
 _PAGE = 200
+UNSIGNED_SECONDS = 60.0
+"""A run signs as the first thing it does."""
 ABANDONED_SECONDS = 30.0
 """A claimed run whose pool has no living worker: its last worker may have handed it to its process just before."""
 
@@ -53,9 +55,11 @@ def _lost(client: SyncPrefectClient, run: FlowRun) -> str:
     process = signed(run)
     if process is not None:
         return f"process {process.pid} on {process.host} ended without a word" if process.gone() else ""
-    if run.state is None or run.state.type != StateType.PENDING:
+    if run.state is None:
         return ""
     waited = time.time() - run.state.timestamp.timestamp()
+    if run.state.type != StateType.PENDING:
+        return "its process ended before it could say which it was" if waited > UNSIGNED_SECONDS else ""
     if waited > START_SECONDS:
         return f"a worker claimed it {waited:.0f} s ago and did not start it"
     if waited > ABANDONED_SECONDS and run.work_pool_name and not _alive(client, run.work_pool_name):

@@ -50,7 +50,7 @@ def execute(config: Path, report: Path | None = None, *, resumes: str | None = N
     file, home = workspace.shown(workspace.file), workspace.shown(workspace.home)
     console().print(f"running {file} (state under {home})", soft_wrap=True)
     REPORTER.set(screen())
-    outcome: Outcome = pipeline(str(workspace.file), resumes)
+    outcome: Outcome = pipeline(str(workspace.file), resumes=resumes)
     show_outcome(outcome, workspace)
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,14 @@
 """`lazytrain status`: the runs of a store, and of one run its attempts, costs, decisions and verdict.
 
-Attempts whose process is gone are closed first, so that nothing shows as running that is dead.
+Runs and attempts whose process is gone are closed first, in MLflow and Prefect alike, so that nothing that is dead
+shows as running.
 """
 
 from __future__ import annotations
 
+import os
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,14 +41,32 @@ def status(
         console().print(f"no run yet under {workspace.shown(workspace.home)}: lazytrain run {config}", soft_wrap=True)
         return
     store = Store(workspace.address)
-    closed = store.reconcile()
+    closed = len(store.reconcile()) + close_lost_flows(workspace.home)
     if closed:
-        console().print(f"{len(closed)} runs whose process is gone were closed as failed")
+        console().print(f"{closed} runs whose process is gone were closed as failed")
     runs = list(store.runs())
     console().print(rich_table(runs_table(runs[:20])))
     if runs:
         chosen = match(runs, run)
         show_run(store, chosen)
+
+
+def close_lost_flows(home: Path) -> int:
+    """Close Prefect's runs whose process is gone, and return how many there were.
+
+    The embedded server takes seconds to start: it is started for this only where its database holds an open run.
+    """
+    database = home / "prefect" / "prefect.db"
+    if "PREFECT_API_URL" not in os.environ:
+        if not database.exists():
+            return 0
+        with closing(sqlite3.connect(database, timeout=10)) as link:
+            rows = link.execute("SELECT 1 FROM flow_run WHERE state_type IN ('PENDING', 'RUNNING') LIMIT 1")
+            if rows.fetchone() is None:
+                return 0
+    from flows.reconcile import reconcile
+
+    return len(reconcile())
 
 
 def match(runs: list[Any], start: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""Faults 7, 8, 12, 15, 17 and 22: processes that are signalled or killed at every moment that matters.
+"""Faults 7, 8, 12, 15 and 22: processes that are signalled or killed at every moment that matters.
 
 A process of its own is forked for each trial, so that a trial costs a fraction of a second, and signals itself: the
 moments are every call to the tracking server and every write made durable, one after the other.
@@ -9,13 +9,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from data_contracts.arrow import read_table
@@ -24,7 +21,6 @@ from data_contracts.store import Store, artifacts, attempts, backends, heartbeat
 from data_contracts.store.process import Process
 from data_contracts.store.tracking import Tracking
 from stages import runner
-from tests.conftest import ROOT
 from tests.stages import toys
 from tests.stages.test_runner import make, statuses
 from tests.stores import blank
@@ -153,38 +149,3 @@ def test_07_a_run_elsewhere_that_works_for_long_is_no_zombie(tmp_path: Path, mon
     assert [row.status for row in store.runs()] == ["FINISHED"]
     silent = store.open_attempt("promote", "ac" * 32, Origin(run=run), shared=False)
     assert store.reconcile(watch_seconds=0.5) == [silent]
-
-
-PARENT = """
-import subprocess, sys, time
-from pathlib import Path
-from flows.environment import prepare
-prepare(Path(sys.argv[1]))
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-print(child.pid, flush=True)
-time.sleep(600)
-"""
-
-
-def test_17_what_a_killed_run_left_is_ended_by_the_next_start(tmp_path: Path) -> None:
-    """An embedded server is in a session of its own and does not end with a killed run."""
-    from flows.orphans import end_orphans
-
-    homes = [tmp_path / "ours", tmp_path / "theirs"]
-    parents = [
-        subprocess.Popen([sys.executable, "-c", PARENT, str(home)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for home in homes
-    ]
-    children = [psutil.Process(int(parent.stdout.readline())) for parent in parents]  # type: ignore[union-attr]
-    try:
-        assert end_orphans(homes[0]) == 0, "its owner lives"
-        for parent in parents:
-            parent.kill()
-            parent.wait()
-        assert end_orphans(homes[0]) == 1
-        assert not psutil.wait_procs(children[:1], timeout=10)[1]
-        assert children[1].is_running(), "that of another store"
-    finally:
-        for process in children:
-            if process.is_running():
-                process.kill()

@@ -18,7 +18,7 @@ from data_contracts.errors import ArtifactError
 from data_contracts.records import MANIFEST_FILE, Manifest, Origin, Output, Result, StoreAddress, Summary, contract_of
 from data_contracts.store import artifacts
 from data_contracts.store.attempts import Attempts
-from data_contracts.store.garbage import Garbage
+from data_contracts.store.garbage import Garbage, discard
 from data_contracts.store.heartbeat import HEARTBEAT, Heartbeat, stamp
 from data_contracts.store.lease import Claim, Lease, State, acquire
 from data_contracts.store.reader import CACHE_BYTES, Reader
@@ -152,7 +152,7 @@ class Store(Reader):
         closed = close_lost(self._tracking, self._attempts, watch_seconds, self.is_committed)
         for run in closed:
             for place in self.work.glob(f"*.{run}"):  # of an attempt that no other goes on with
-                shutil.rmtree(place, ignore_errors=True)
+                discard(place)
         return closed
 
     def garbage(self, *, unfinished_seconds: float) -> Garbage:
@@ -201,7 +201,7 @@ class Store(Reader):
         if home.exists():
             held = self._coordination.state(stage, identity).held
             if held is None or held[1].process.gone():
-                shutil.rmtree(home, ignore_errors=True)
+                discard(home)
 
     def withdrawn(self, run: str) -> bool:
         """Return whether attempt `run` was removed since (see `garbage.py`); then it is not read again from memory."""

@@ -220,7 +220,7 @@ class Garbage:
         identity, _, alone = name.partition(".")
         place = self._store.work / name
         if alone:
-            _discard(place)
+            discard(place)
             return True
         leases: list[Lease] = []
         try:
@@ -231,14 +231,14 @@ class Garbage:
                 if lease is None:  # someone began to work on it just now
                     return False
                 leases.append(lease)
-            _discard(place)
+            discard(place)
             return True
         finally:
             for lease in leases:
                 lease.release("gc")
 
 
-def _discard(place: Path) -> None:
+def discard(place: Path) -> None:
     """Remove a work folder, and the temporary folders elsewhere that its scratch names."""
     for note in place.glob(f"**/scratch/{OUTSIDE_FILE}"):
         shutil.rmtree(note.read_text(encoding="utf-8"), ignore_errors=True)

@@ -20,7 +20,7 @@ from data_contracts.cost import Frozen
 from data_contracts.records import Decision, Origin, Ref, Request, StoreAddress, Summary
 from stages.stage import Inputs, Stage, Takes, Work
 
-ROW_BYTES = 120
+ROW_BYTES = 96
 BATCH = 50_000
 
 
@@ -105,7 +105,7 @@ def main(folder: Path, size: int) -> dict[str, Any]:
     prepare(folder / "home")
     from prefect import flow
 
-    from flows import stage_flows
+    from flows.calling import stage_call
     from stages import runner
 
     runner.find_stage = lambda verb: STAGES[verb]
@@ -117,7 +117,7 @@ def main(folder: Path, size: int) -> dict[str, Any]:
             verb=verb, config={"rows": rows}, inputs=inputs, store=address, origin=Origin(name=verb), knobs={}
         )
         parameters.append(len(request.model_dump_json()))
-        return stage_flows.stage_call(request, "big")
+        return stage_call(request, "big")
 
     @flow(name="big", persist_result=False)
     def big(rows: int) -> Any:

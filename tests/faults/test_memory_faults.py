@@ -22,7 +22,7 @@ from tests.stages import toys
 from tests.stages.test_runner import make, statuses
 from tests.stores import blank
 
-TABLE_BYTES = float(os.environ.get("LAZYTRAIN_TABLE_BYTES", "1e8"))
+TABLE_BYTES = float(os.environ.get("LAZYTRAIN_TABLE_BYTES", "5e7"))
 """1e9 is the size that is promised; the default keeps CI quick, and what is asserted does not grow with it."""
 
 

@@ -19,6 +19,8 @@ from data_contracts.uri import Uri
 MANIFEST_FILE, RECORD_FILE, MEASURED = "manifest.json", "record.json", "measured"
 OUTSIDE_FILE = "outside"
 """In an attempt's scratch, the path of a temporary folder elsewhere that goes when the scratch goes."""
+OUTSIDE_PREFIX = "lt-"
+"""How the name of such a folder begins; no other is removed."""
 
 
 class Ref(Frozen):

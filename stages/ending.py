@@ -25,6 +25,8 @@ class Ending:
     def __init__(self) -> None:
         self._holds = 0
         self._asked: int | None = None
+        self.interrupt: Any = signal.default_int_handler
+        """What ctrl-C does where nothing is held: the handler that was there before."""
 
     def signalled(self, number: int, frame: Any) -> None:
         """Handle a signal: raise now, or remember it while something is held."""
@@ -33,13 +35,13 @@ class Ending:
             self.end_if_asked()
 
     def end_if_asked(self) -> None:
-        """Raise what the signal that came asks for: SystemExit(143), or KeyboardInterrupt for ctrl-C."""
+        """Raise what the signal that came asks for: SystemExit(143), or for ctrl-C what its handler raises."""
         number, self._asked = self._asked, None
         if number == signal.SIGTERM:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # let the attempt be closed in peace
             raise SystemExit(EXIT_TERMINATED)
         if number == signal.SIGINT:
-            raise KeyboardInterrupt
+            self.interrupt(number, None)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -64,6 +66,8 @@ def terminated_by_signal() -> Iterator[Ending]:
         yield ending
         return
     before = {number: signal.signal(number, ending.signalled) for number in (signal.SIGTERM, signal.SIGINT)}
+    if callable(before[signal.SIGINT]):
+        ending.interrupt = before[signal.SIGINT]
     try:
         yield ending
     finally:

@@ -8,7 +8,6 @@ run them to the runner. Importing this package does not import mlflow; making a 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +17,13 @@ from data_contracts.errors import ArtifactError
 from data_contracts.records import MANIFEST_FILE, Manifest, Origin, Output, Result, StoreAddress, Summary, contract_of
 from data_contracts.store import artifacts
 from data_contracts.store.attempts import Attempts
-from data_contracts.store.garbage import Garbage, discard
+from data_contracts.store.folders import discard
+from data_contracts.store.garbage import Garbage
 from data_contracts.store.heartbeat import HEARTBEAT, Heartbeat, stamp
 from data_contracts.store.lease import Claim, Lease, State, acquire
 from data_contracts.store.reader import CACHE_BYTES, Reader
 from data_contracts.store.registry import ModelRegistry
-from data_contracts.store.rows import AttemptRow, RunRow
+from data_contracts.store.rows import AttemptRow, RunRow, merged
 from data_contracts.store.zombies import close_lost, close_superseded
 
 __all__ = ["AttemptRow", "Lease", "RunRow", "Store"]
@@ -109,31 +109,7 @@ class Store(Reader):
 
     def attempts(self, run: str) -> list[AttemptRow]:
         """Return what was done or adopted in a pipeline run, oldest first, with references and costs."""
-        rows = {row.run: row for row in self._attempts.of(run)}
-        for noted in self._attempts.noted(run):
-            try:
-                manifest = self.read_manifest(noted.run)
-                refs, costs = {name: output.ref for name, output in manifest.outputs.items()}, manifest.costs
-            except ArtifactError as error:
-                refs, costs, gone = {}, {}, error.found
-            else:
-                gone = ""
-            known = None if noted.cached else rows.get(noted.run)
-            rows[f"{noted.run}:{noted.name}:{noted.at}" if known is None else noted.run] = AttemptRow(
-                name=noted.name,
-                stage=noted.stage,
-                status="FINISHED",
-                run=noted.run,
-                identity=noted.identity,
-                cached=noted.cached,
-                started=known.started if known else noted.at,
-                seconds=known.seconds if known else None,
-                round=known.round if known else None,
-                reason=gone,
-                refs=refs,
-                costs=costs,
-            )
-        return sorted(rows.values(), key=lambda row: row.started)
+        return merged(self._attempts.of(run), self._attempts.noted(run), self.read_manifest)
 
     def find_attempt(self, run: str, name: str) -> Manifest:
         """Return the manifest of the newest result called `name` (or of the stage `name`) in a pipeline run."""

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from data_contracts.cost import Frozen
 from data_contracts.errors import ArtifactError
-from data_contracts.records import OUTSIDE_FILE, Ref
+from data_contracts.records import Ref
 from data_contracts.store.attempts import IDENTITY, PARENT, STAGE
+from data_contracts.store.folders import discard, size_of, untouched_seconds
 from data_contracts.store.lease import KIND, Lease, State, claim
 from data_contracts.store.process import this_process
 from data_contracts.store.registry import CHECKPOINT_TAG
@@ -143,7 +144,7 @@ class Garbage:
             identity, _, alone = place.name.partition(".")
             why = self._why_alone(alone) if alone else self._why_work(identity, place)
             if why:
-                yield Rubbish(kind="work", name=place.name, why=why, bytes=_bytes(place))
+                yield Rubbish(kind="work", name=place.name, why=why, bytes=size_of(place))
 
     def _work_folders(self) -> list[Path]:
         return sorted(place for place in self._store.work.glob("[0-9a-f]*") if len(place.name.partition(".")[0]) == 64)
@@ -155,7 +156,7 @@ class Garbage:
     def _why_work(self, identity: str, place: Path) -> str:
         """Return why the work folder of `identity` may go, empty where it may not."""
         items = [item for item in self._runs.values() if item.data.tags.get(IDENTITY) == identity]
-        idle = _untouched(place)
+        idle = untouched_seconds(place)
         if any(item.info.status == "RUNNING" for item in items):
             return ""
         if any(_at_work(state, idle) for _, state in self._coordination.every(identity)):
@@ -173,13 +174,15 @@ class Garbage:
                 digests.update(output.ref.digest for output in self._store.read_manifest(run).outputs.values())
         for place in sorted((self._store.work / "cache").glob("*")):
             if place.is_dir() and _idle(place) and place.name.partition("-")[0] not in digests:
-                yield Rubbish(kind="cache", name=place.name, why="a copy of what no run refers to", bytes=_bytes(place))
+                yield Rubbish(
+                    kind="cache", name=place.name, why="a copy of what no run refers to", bytes=size_of(place)
+                )
 
     def _of_no_run(self) -> Iterator[Rubbish]:
         root = local_path(self._tracking.root() or "mlflow-artifacts:/")
         for place in sorted(root.glob("[0-9a-f]*")) if root is not None else ():
             if len(place.name) == 32 and place.name not in self._runs and _idle(place) and not self._known(place.name):
-                yield Rubbish(kind="no run", name=place.name, why="MLflow knows no such run", bytes=_bytes(place))
+                yield Rubbish(kind="no run", name=place.name, why="MLflow knows no such run", bytes=size_of(place))
 
     def _known(self, run: str) -> bool:
         try:
@@ -225,7 +228,7 @@ class Garbage:
         leases: list[Lease] = []
         try:
             for stage, state in self._coordination.every(identity):
-                if _at_work(state, _untouched(place)):
+                if _at_work(state, untouched_seconds(place)):
                     return False
                 lease = claim(self._coordination, stage, identity, state.next)
                 if lease is None:  # someone began to work on it just now
@@ -238,32 +241,10 @@ class Garbage:
                 lease.release("gc")
 
 
-def discard(place: Path) -> None:
-    """Remove a work folder, and the temporary folders elsewhere that its scratch names."""
-    for note in place.glob(f"**/scratch/{OUTSIDE_FILE}"):
-        shutil.rmtree(note.read_text(encoding="utf-8"), ignore_errors=True)
-    shutil.rmtree(place, ignore_errors=True)
-
-
-def _at_work(state: State, idle: float) -> bool:
+def _at_work(state: State, idle_seconds: float) -> bool:
     if state.held is None or state.held[1].process.gone():
         return False
-    return state.held[1].process.place == this_process().place or idle < SILENT_SECONDS
-
-
-def _untouched(place: Path) -> float:
-    """Return for how many seconds nothing in a work folder has changed."""
-    times = []
-    for path in (place, *place.rglob("*")):
-        try:
-            times.append(path.stat().st_mtime)
-        except FileNotFoundError:  # someone works there
-            return 0.0
-    return time.time() - max(times)
-
-
-def _bytes(place: Path) -> int:
-    return sum(path.lstat().st_size for path in place.rglob("*") if path.is_file())
+    return state.held[1].process.place == this_process().place or idle_seconds < SILENT_SECONDS
 
 
 def _idle(place: Path) -> bool:

@@ -5,13 +5,14 @@ MLflow's own values stay behind `attempts.py`, which makes these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from pydantic import Field
 
 from data_contracts.cost import Cost, Frozen
-from data_contracts.records import Ref
+from data_contracts.errors import ArtifactError
+from data_contracts.records import Manifest, Ref
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
@@ -62,3 +63,42 @@ def noted_in(params: Mapping[str, str]) -> list[Noted]:
     """Return the results that a pipeline run's params remember, in the order they came."""
     found = [Noted.model_validate_json(value) for key, value in params.items() if key.startswith("result.")]
     return sorted(found, key=lambda item: item.at)
+
+
+def merged(
+    attempts: Iterable[AttemptRow], noted: Iterable[Noted], manifest_of: Callable[[str], Manifest]
+) -> list[AttemptRow]:
+    """Return what was done or adopted in a pipeline run, oldest first, with the references and costs of manifests.
+
+    Args:
+        attempts: those below the run.
+        noted: the results that it remembers; one whose artifacts are gone says so as its reason.
+        manifest_of: reads the manifest of an attempt; raises `ArtifactError` where it is gone.
+    """
+    rows = {row.run: row for row in attempts}
+    for item in noted:
+        refs: dict[str, Ref] = {}
+        costs: dict[str, Cost] = {}
+        gone = ""
+        try:
+            manifest = manifest_of(item.run)
+        except ArtifactError as error:
+            gone = error.found
+        else:
+            refs, costs = {name: output.ref for name, output in manifest.outputs.items()}, manifest.costs
+        known = None if item.cached else rows.get(item.run)
+        rows[f"{item.run}:{item.name}:{item.at}" if known is None else item.run] = AttemptRow(
+            name=item.name,
+            stage=item.stage,
+            status="FINISHED",
+            run=item.run,
+            identity=item.identity,
+            cached=item.cached,
+            started=known.started if known else item.at,
+            seconds=known.seconds if known else None,
+            round=known.round if known else None,
+            reason=gone,
+            refs=refs,
+            costs=costs,
+        )
+    return sorted(rows.values(), key=lambda row: row.started)

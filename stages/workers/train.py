@@ -23,7 +23,7 @@ from typing import Any
 
 from data_contracts import errors
 from data_contracts.errors import LazyTrainError, TransientError
-from data_contracts.records import OUTSIDE_FILE
+from data_contracts.records import OUTSIDE_FILE, OUTSIDE_PREFIX
 from stages.workers.group import Channel, Group
 
 Progress = Callable[[int, int], None]
@@ -223,7 +223,7 @@ def _short_folder(folder: Path) -> Path:
     parent = folder.resolve() if len(str(folder.resolve())) < LONGEST_ROOT - 12 else Path(tempfile.gettempdir())
     if len(str(parent)) > LONGEST_ROOT - 12:
         parent = Path("/tmp")  # noqa: S108 - a private folder is made in it
-    root = Path(tempfile.mkdtemp(prefix="lt-", dir=parent))
+    root = Path(tempfile.mkdtemp(prefix=OUTSIDE_PREFIX, dir=parent))
     note.write_text(str(root), encoding="utf-8")
     return root
 

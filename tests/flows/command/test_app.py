@@ -45,7 +45,21 @@ def test_importing_the_pipeline_loads_neither_torch_nor_ray():
 def test_help_names_every_command(tmp_path):
     done = lazytrain("--help", cwd=tmp_path)
     assert done.returncode == 0
-    for name in ("init", "run", "plan", "stage", "status", "ui", "doctor", "model", "quickstart", "ingest", "promote"):
+    for name in (
+        "init",
+        "run",
+        "plan",
+        "stage",
+        "resume",
+        "gc",
+        "status",
+        "ui",
+        "doctor",
+        "model",
+        "quickstart",
+        "ingest",
+        "promote",
+    ):
         assert f" {name} " in done.stdout
 
 

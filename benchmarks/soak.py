@@ -1,7 +1,7 @@
 """Killed again and again, always resumed: what a pipeline run gives then, against one that was left alone.
 
 Each pipeline is `lazytrain run` on a real small model in a folder of its own. At a drawn moment (during start-up, or
-a while after a drawn stage began to compute) a drawn process of its tree gets SIGKILL: the run itself, Prefect's
+a while after one of the next stages began to compute) a drawn process of its tree gets SIGKILL: the run itself, Prefect's
 embedded server, any process of Ray where training has a worker. Then `lazytrain resume` goes on, and is killed in its
 turn, until the pipeline has had its share of kills and may finish. Once a run is recorded its configuration file is
 edited, which must not matter. Everything drawn comes from `--seed`.
@@ -37,7 +37,8 @@ from tests.flows.small_run import lay_out
 
 ROOT = Path(__file__).resolve().parents[1]
 KILLS_A_PIPELINE = 6
-STAGES = 12
+STAGES, AHEAD = 12, 4
+"""Stage calls of the pipeline, and at most how many of them a killed run gets further."""
 OVER = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 START_SECONDS, AFTER_SECONDS, PATIENCE_SECONDS = 12.0, 2.5, 600.0
 
@@ -94,8 +95,9 @@ class Pipeline:
     def disturb(self, rng: np.random.Generator) -> bool:
         """Run until a drawn moment, kill a drawn process, wait for the end; return whether the pipeline finished."""
         child = self.start()
-        wanted = int(rng.integers(self.begun(), STAGES + 1))
-        delay = float(rng.uniform(0, AFTER_SECONDS if wanted > self.begun() else START_SECONDS))
+        begun = self.begun()
+        wanted = int(rng.integers(begun, min(begun + AHEAD, STAGES) + 1))
+        delay = float(rng.uniform(0, AFTER_SECONDS if wanted > begun else START_SECONDS))
         while child.poll() is None and self.begun() < wanted:
             time.sleep(0.02)
         until = time.monotonic() + delay

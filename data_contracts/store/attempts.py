@@ -160,16 +160,21 @@ class Attempts:
         rows = [_row(item) for item in self.search(f"tags.`{PARENT}` = '{run}'")]
         return sorted(rows, key=lambda row: row.started)
 
-    def search(self, where: str, *, deleted: bool = False) -> Iterable[Any]:
-        """Yield the MLflow runs of the experiment that a filter finds, newest first; `deleted` ones too if asked."""
+    def search(self, where: str, *, deleted: bool = False, everywhere: bool = False) -> Iterable[Any]:
+        """Yield the MLflow runs that a filter finds, newest first.
+
+        `deleted` adds those, `everywhere` those of the server's other experiments.
+        """
         from mlflow.entities import ViewType
 
         view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
-        experiment, token = self._tracking.experiment(self._tracking.address.experiment), None
+        experiments, token = [self._tracking.experiment(self._tracking.address.experiment)], None
+        if everywhere:
+            experiments = self._tracking.experiments()
         while True:
             page: Any = self._tracking.do(
                 lambda client, token=token: client.search_runs(  # type: ignore[misc]
-                    [experiment],
+                    experiments,
                     where,
                     run_view_type=view,
                     max_results=1000,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from data_contracts.cost import Frozen
 from data_contracts.errors import ArtifactError
 from data_contracts.records import Ref
-from data_contracts.store.attempts import IDENTITY, PARENT, STAGE
+from data_contracts.store.attempts import IDENTITY, MANIFEST, PARENT, STAGE
 from data_contracts.store.folders import discard, size_of, untouched_seconds
 from data_contracts.store.lease import KIND, Lease, State, claim
 from data_contracts.store.process import this_process
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 SILENT_SECONDS = 3600.0
 """A claim of another host whose attempt is closed and whose work folder was untouched for so long is dead."""
 
+KEPT = ("RUNNING", "FINISHED")
 Kind = Literal["failed attempt", "deleted run", "work", "cache", "no run"]
 
 
@@ -69,12 +70,12 @@ class Garbage:
         self._active = {run for run, item in self._runs.items() if item.info.lifecycle_stage == "active"}
         self._commits: dict[tuple[str, str], set[str]] = {}
         roots = set(self._registered())
-        for run in self._active:
-            item = self._runs[run]
-            if self._kind(run) == "pipeline":
+        for item in self._attempts.search("", everywhere=True):  # a commit is adopted from any experiment
+            kind = item.data.tags.get(KIND)
+            if kind == "pipeline":
                 roots.update(noted.run for noted in noted_in(item.data.params))
-            elif item.info.status in ("RUNNING", "FINISHED") and self._parent(item) not in self._deleted:
-                roots.add(run)
+            elif kind == "attempt" and item.info.status in KEPT and self._parent(item) not in self._deleted:
+                roots.add(item.info.run_id)
         self._kept, self.unreadable = self._descent(roots)
 
     @property
@@ -101,15 +102,17 @@ class Garbage:
             if run in seen or not run:
                 continue
             seen.add(run)
-            if run in self._runs and self._runs[run].info.status == "RUNNING":
-                continue
             try:
                 manifest = self._store.read_manifest(run)
             except ArtifactError:
-                unreadable.append(run)
+                if self._committed_something(run):
+                    unreadable.append(run)
                 continue
             waiting.extend(ref.run for refs in manifest.inputs.values() for ref in refs)
         return seen, unreadable
+
+    def _committed_something(self, run: str) -> bool:
+        return not self._known(run) or MANIFEST in self._attempts.get(run).data.params
 
     def find(self) -> list[Rubbish]:
         """Return everything that may go."""

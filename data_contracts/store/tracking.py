@@ -181,6 +181,17 @@ class Tracking:
             self._experiments[name] = found.experiment_id
         return self._experiments[name]
 
+    def experiments(self) -> list[str]:
+        """Return the ids of every experiment of the server."""
+        found: list[str] = []
+        token: str | None = None
+        while True:
+            page: Any = self.do(lambda client, token=token: client.search_experiments(page_token=token))  # type: ignore[misc]
+            found.extend(item.experiment_id for item in page)
+            token = page.token
+            if not token:
+                return found
+
     def experiment_tag(self, name: str, key: str) -> str | None:
         """Return a tag of experiment `name`, None where either is not there."""
         found = self.do(lambda client: client.get_experiment_by_name(name))

@@ -100,6 +100,16 @@ def test_a_deleted_run_lets_go_of_what_only_it_referred_to(address: StoreAddress
     assert not runner.run(make(address, config={"rows": 4})).cached, "what went is made again"
 
 
+def test_what_a_run_of_another_experiment_adopted_stays(address: StoreAddress) -> None:
+    first, made, _ = chain(address, "one")
+    beside = address.model_copy(update={"experiment": "beside"})
+    _, adopted, _ = chain(beside, "two")
+    assert (adopted.cached, adopted.run) == (True, made.run)
+    forget(address, first)
+    assert made.run not in sweep(address)
+    assert readable(beside, made.refs["selection"])
+
+
 def test_what_a_registered_model_descends_from_stays(address: StoreAddress, tmp_path: Path) -> None:
     run, made, folded = chain(address, "one")
 
@@ -111,6 +121,22 @@ def test_what_a_registered_model_descends_from_stays(address: StoreAddress, tmp_
     sweep(address)
     assert readable(address, folded.refs["decision"])
     assert readable(address, made.refs["selection"]), "its input"
+
+
+def test_deleted_runs_are_left_alone_while_it_is_not_known_what_a_kept_one_descends_from(
+    address: StoreAddress,
+) -> None:
+    first, made, _ = chain(address, "one")
+    _, kept, folded = chain(address, "two", rows=4)
+    manifest = Store(address).open(folded.refs["decision"]).parent / "manifest.json"
+    text = manifest.read_bytes()
+    manifest.write_bytes(text[:-5])
+    forget(address, first)
+    assert found(address) == {}
+    assert garbage(address).unreadable == [folded.run]
+    manifest.write_bytes(text)
+    assert made.run in sweep(address)
+    assert readable(address, kept.refs["selection"])
 
 
 def test_artifacts_of_a_failed_attempt_go_and_its_record_stays(address: StoreAddress) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from data_contracts.arrow import read_table
 from data_contracts.errors import ArtifactError
-from data_contracts.records import Request, Result, StoreAddress
+from data_contracts.records import Origin, Request, Result, StoreAddress
 from data_contracts.store import Store, uploading
 from stages import __main__ as entry
 from stages import runner
@@ -160,3 +160,25 @@ def test_a_promotion_through_the_server_names_its_run_not_a_path(server: tuple[s
     current = store.registry().current("toy", "champion")
     assert current is not None
     assert current.checkpoint == made.ref
+
+
+def test_what_no_run_refers_to_is_removed_from_the_server_and_from_the_cache(
+    server: tuple[str, Path], tmp_path: Path
+) -> None:
+    here = address(server, tmp_path)
+    store = Store(here)
+    run = store.open_run("pipe", {})
+    made = runner.run(make(here, config={"rows": 11}, origin=Origin(run=run)))
+    store.close_run(run, "FINISHED")
+    cached = Store(here).open(made.refs["selection"])
+    payload = next(path for path in server[1].rglob("data.arrow") if made.run in path.parts)
+    store._tracking.do(lambda client: client.delete_run(run))
+    os.utime(cached, (time.time() - 3600,) * 2)
+    garbage = Store(here).garbage(unfinished_seconds=0.0)
+    found = garbage.find()
+    assert {(item.kind, item.name) for item in found} >= {("deleted run", made.run), ("deleted run", run)}
+    assert {item.name for item in found if item.kind == "cache"} == {cached.name}
+    garbage.remove(found)
+    assert not payload.exists()
+    assert not cached.exists()
+    assert not runner.run(make(here, config={"rows": 11})).cached

@@ -1,10 +1,10 @@
 """Killed again and again, always resumed: what a pipeline run gives then, against one that was left alone.
 
 Each pipeline is `lazytrain run` on a real small model in a folder of its own. At a drawn moment (during start-up, or
-a while after one of the next stages began to compute) a drawn process of its tree gets SIGKILL: the run itself, Prefect's
-embedded server, any process of Ray where training has a worker. Then `lazytrain resume` goes on, and is killed in its
-turn, until the pipeline has had its share of kills and may finish. Once a run is recorded its configuration file is
-edited, which must not matter. Everything drawn comes from `--seed`.
+a while after one of the next stages began to compute) a drawn process of its tree gets SIGKILL: the run itself,
+Prefect's embedded server, any process of Ray where training has a worker. Then `lazytrain resume` goes on, and is
+killed in its turn, until the pipeline has had its share of kills and may finish. Once a run is recorded its
+configuration file is edited, which must not matter. Everything drawn comes from `--seed`.
 
     python -m benchmarks.soak [--quick] [--kills N] [--seed S] [--data FOLDER]
 

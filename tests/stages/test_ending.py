@@ -1,0 +1,69 @@
+"""Signals end the work at once, and wait where it is held together."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from data_contracts.errors import ArtifactError, BudgetError, InputError
+from stages.ending import explained, terminated_by_signal
+
+
+class Interrupted(KeyboardInterrupt):
+    """What a command makes of ctrl-C."""
+
+
+def interrupted(number: int, frame: Any) -> None:
+    raise Interrupted
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGINT, interrupted)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, Interrupted)])
+def test_a_signal_waits_until_the_outermost_hold_has_ended(number: signal.Signals, end: type[BaseException]) -> None:
+    done = []
+    with pytest.raises(end), terminated_by_signal() as ending:
+        with ending.held():
+            with ending.held():
+                os.kill(os.getpid(), number)
+                done.append("inner")
+            done.append("outer")
+        done.append("after")
+    assert done == ["inner", "outer"]
+
+
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, Interrupted)])
+def test_a_signal_ends_what_is_not_held_at_once(number: signal.Signals, end: type[BaseException]) -> None:
+    done = []
+    with pytest.raises(end) as caught, terminated_by_signal():
+        os.kill(os.getpid(), number)
+        done.append("after")
+    assert done == []
+    if number == signal.SIGTERM:
+        assert caught.value.code == 143  # type: ignore[attr-defined]
+
+
+def test_handlers_are_given_back_and_an_error_inside_a_hold_is_the_one_that_is_seen() -> None:
+    with pytest.raises(ValueError, match="first"), terminated_by_signal() as ending, ending.held():
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise ValueError("first")
+    assert signal.getsignal(signal.SIGINT) is interrupted
+
+
+def test_errors_of_the_machine_are_told_as_refusals_and_others_speak_for_themselves() -> None:
+    assert isinstance(explained(OSError(errno.ENOSPC, "full"), "train", "here"), ArtifactError)
+    assert isinstance(explained(MemoryError(), "train", "here"), BudgetError)
+    for error in (ValueError("a bug"), InputError("a", "b", "c"), SystemExit(143)):
+        assert explained(error, "train", "here") is None

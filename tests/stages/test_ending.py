@@ -34,31 +34,45 @@ def _handlers() -> Iterator[None]:
 @pytest.mark.parametrize(("number", "end"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, Interrupted)])
 def test_a_signal_waits_until_the_outermost_hold_has_ended(number: signal.Signals, end: type[BaseException]) -> None:
     done = []
-    with pytest.raises(end), terminated_by_signal() as ending:
-        with ending.held():
+
+    def work() -> None:
+        with terminated_by_signal() as ending:
             with ending.held():
-                os.kill(os.getpid(), number)
-                done.append("inner")
-            done.append("outer")
-        done.append("after")
+                with ending.held():
+                    os.kill(os.getpid(), number)
+                    done.append("inner")
+                done.append("outer")
+            done.append("after")
+
+    with pytest.raises(end):
+        work()
     assert done == ["inner", "outer"]
 
 
 @pytest.mark.parametrize(("number", "end"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, Interrupted)])
 def test_a_signal_ends_what_is_not_held_at_once(number: signal.Signals, end: type[BaseException]) -> None:
     done = []
-    with pytest.raises(end) as caught, terminated_by_signal():
-        os.kill(os.getpid(), number)
-        done.append("after")
+
+    def work() -> None:
+        with terminated_by_signal():
+            os.kill(os.getpid(), number)
+            done.append("after")
+
+    with pytest.raises(end) as caught:
+        work()
     assert done == []
     if number == signal.SIGTERM:
         assert caught.value.code == 143  # type: ignore[attr-defined]
 
 
 def test_handlers_are_given_back_and_an_error_inside_a_hold_is_the_one_that_is_seen() -> None:
-    with pytest.raises(ValueError, match="first"), terminated_by_signal() as ending, ending.held():
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise ValueError("first")
+    def work() -> None:
+        with terminated_by_signal() as ending, ending.held():
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise ValueError("first")
+
+    with pytest.raises(ValueError, match="first"):
+        work()
     assert signal.getsignal(signal.SIGINT) is interrupted
 
 

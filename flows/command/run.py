@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from flows.command.screen import console, screen
+from flows.embedded import start_server
 from flows.environment import prepare
 from flows.outcome import Outcome
 from flows.workspace import CONFIG_FILE, Workspace
@@ -50,6 +51,7 @@ def execute(config: Path, report: Path | None = None, *, resumes: str | None = N
     file, home = workspace.shown(workspace.file), workspace.shown(workspace.home)
     console().print(f"running {file} (state under {home})", soft_wrap=True)
     REPORTER.set(screen())
+    start_server()
     outcome: Outcome = pipeline(str(workspace.file), resumes=resumes)
     show_outcome(outcome, workspace)
     if report is not None:

@@ -15,6 +15,7 @@ from data_contracts.errors import ConfigError
 from data_contracts.method import nearest
 from flows.command.screen import console, screen, show
 from flows.command.status import match
+from flows.embedded import start_server
 from flows.environment import prepare
 from flows.workspace import CONFIG_FILE, Workspace
 from stages.stage import VERBS
@@ -46,6 +47,7 @@ def stage(
     store = Store(workspace.address)
     past = match(list(store.runs()), run)
     REPORTER.set(screen())
+    start_server()
     result = STAGE_FLOWS[name](str(workspace.file), StageOrder(run=past.run, round=round_number, refresh=True))
     show(store.read_manifest(result.run).summary)
     console().print(f"attempt {result.run}; run {past.run} is as it was", soft_wrap=True)

@@ -7,15 +7,20 @@ ARG BASE_IMAGE=python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c
 # The dependencies alone, so that another change of pyproject.toml leaves the large layer as it is.
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE} AS needed
-COPY pyproject.toml /
-RUN sed -n '/^dependencies = \[/,/^\]/{/"prefect/!s/^ *"\(.*\)",$/\1/p}' /pyproject.toml > /needed.txt && touch --date=@0 /needed.txt
+WORKDIR /needed
+COPY pyproject.toml ./
+RUN python3 -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+all = project['dependencies']; prefect = [item for item in all if item.startswith('prefect')]; \
+print(*(item for item in all if item not in prefect), sep='\n', file=open('needed.txt', 'w')); \
+print(*prefect, *project['optional-dependencies']['team'], sep='\n', file=open('team.txt', 'w'))" \
+ && touch --date=@0 needed.txt team.txt
 
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE} AS dependencies
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lazytrain
 WORKDIR /app
 COPY requirements.lock ./
-COPY --from=needed /needed.txt ./
+COPY --from=needed /needed/needed.txt ./
 # Which build of torch uv looks for: cpu, or empty for what the package index has, on PyPI the CUDA build.
 ARG TORCH_BACKEND=cpu
 # Nothing can be compiled later, where the root is read-only: byte code is made here. Tests of others are 10% of the size.
@@ -46,7 +51,8 @@ LABEL org.opencontainers.image.title="lazytrain" org.opencontainers.image.licens
 USER 10001
 
 FROM dependencies AS prefect
-RUN uv pip install --quiet --no-cache --compile-bytecode --constraint requirements.lock prefect
+COPY --from=needed /needed/team.txt ./
+RUN uv pip install --quiet --no-cache --compile-bytecode --constraint requirements.lock -r team.txt
 ENV PREFECT_SERVER_ANALYTICS_ENABLED=false PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS=false
 
 FROM prefect AS flows

@@ -40,12 +40,13 @@ ENV HOME=/tmp USER=lazytrain \
     RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=disabled RAY_TRAIN_ENABLE_PREEMPTION_WATCHER=0 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
+# buildah tells a cached step by its text, and by the values of arguments only for RUN: those of a label stand before one.
 FROM dependencies AS base
 COPY data_contracts data_contracts
 COPY stages stages
-RUN chmod -R a+rX /app && python -m compileall -q /app
 ARG DEVICE=cpu
 ARG COMMIT=unknown
+RUN chmod -R a+rX /app && python -m compileall -q /app
 LABEL org.opencontainers.image.title="lazytrain" org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.revision="${COMMIT}" lazytrain.device="${DEVICE}"
 USER 10001
@@ -60,10 +61,10 @@ COPY pyproject.toml README.md LICENSE ./
 COPY data_contracts data_contracts
 COPY stages stages
 COPY flows flows
-RUN chmod -R a+rX /app && python -m compileall -q /app \
- && uv pip install --quiet --no-cache --no-deps --no-build-isolation --editable .
 ARG DEVICE=cpu
 ARG COMMIT=unknown
+RUN chmod -R a+rX /app && python -m compileall -q /app \
+ && uv pip install --quiet --no-cache --no-deps --no-build-isolation --editable .
 LABEL org.opencontainers.image.title="lazytrain" org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.revision="${COMMIT}" lazytrain.device="${DEVICE}"
 USER 10001

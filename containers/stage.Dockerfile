@@ -12,8 +12,8 @@ USER 0
 RUN [ -z "${EXTRAS}" ] || uv pip install --quiet --no-cache --compile-bytecode --constraint requirements.lock ${EXTRAS}
 USER 10001
 ARG STAGE
+ARG COMMIT=unknown
 ENV LAZYTRAIN_STAGE=${STAGE}
 RUN python -c "import sys; from stages.stage import find_stage; find_stage(sys.argv[1])" "${LAZYTRAIN_STAGE}"
-ARG COMMIT=unknown
 LABEL org.opencontainers.image.revision="${COMMIT}" lazytrain.stage="${STAGE}"
 CMD ["sh", "-c", "exec python -m stages \"$LAZYTRAIN_STAGE\" /request.json"]

@@ -12,10 +12,13 @@ import shutil
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from data_contracts.records import Request, Result
 from tests.conftest import ROOT
@@ -76,17 +79,17 @@ class Engine:
     env: dict[str, str]
     build_options: list[str]
     folder: Path
-    seconds: dict[str, float] = field(default_factory=dict)
 
     def build(self, *arguments: str) -> list[str]:
         """Run `containers/build.py` as a user would and return the images it names."""
-        began = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "containers" / "build.py"), *self.build_options, *arguments],
-            env=self.env, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        with FileLock(
+            Path(tempfile.gettempdir()) / "lazytrain-containers.lock"
+        ):  # two at once would make a layer twice
+            done = subprocess.run(
+                [sys.executable, str(ROOT / "containers" / "build.py"), *self.build_options, *arguments],
+                env=self.env, capture_output=True, text=True, check=False,
+            )  # fmt: skip
         assert done.returncode == 0, done.stderr[-6000:]
-        self.seconds[" ".join(arguments)] = time.monotonic() - began
         return done.stdout.split()
 
     def podman(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:

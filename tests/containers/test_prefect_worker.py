@@ -1,6 +1,6 @@
 """A real Prefect docker worker runs the score stage in its container, through the API that podman serves.
 
-With `LAZYTRAIN_SCREENSHOTS=FOLDER` the run and the deployment's form are photographed with headless Chromium as well.
+With `LAZYTRAIN_SCREENSHOTS=FOLDER` the whole pipeline runs so as well, and the UI's pages are photographed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tests.containers.machine import Engine
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
 POOL = "lazytrain-docker"
+PICTURES = os.environ.get("LAZYTRAIN_SCREENSHOTS")
 
 
 @contextmanager
@@ -99,8 +100,37 @@ def docker_host(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield f"unix://{place}"
 
 
-def deployment(image: str, site: Site) -> dict[str, Any]:
-    """Return a prefect.yaml that deploys the stage score to a docker work pool."""
+@pytest.fixture(scope="module")
+def deployed(
+    engine: Engine, worker_image: str, site: Site, server: dict[str, str], docker_host: str, tmp_path_factory: Any
+) -> Iterator[Path]:
+    """Deploy the stage score and the pipeline to a docker work pool, start its worker and return the worker's log."""
+    folder = tmp_path_factory.mktemp("deployed")
+    file, log = folder / "prefect.yaml", folder / "worker.log"
+    file.write_text(yaml.safe_dump(deployments(worker_image, site)))
+    for line in (
+        ["work-pool", "create", POOL, "--type", "docker"],
+        ["--no-prompt", "deploy", "--all", "--prefect-file", str(file)],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", *line], cwd=ROOT, env=server, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    worker = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "docker"]
+    with process(worker, {**server, "DOCKER_HOST": docker_host}, log):
+        yield log
+    for found in containers(engine, worker_image):
+        engine.podman("rm", "-f", found["Id"])
+
+
+def containers(engine: Engine, image: str) -> list[dict[str, Any]]:
+    """Return the containers of an image, ended ones too."""
+    found = json.loads(engine.podman("ps", "-a", "--format", "json").stdout)
+    return [item for item in found if item["Image"] == image]
+
+
+def deployments(image: str, site: Site) -> dict[str, Any]:
+    """Return a prefect.yaml that deploys the stage score, and the pipeline, to a docker work pool."""
     refs = {
         name: [site.ingested.refs[name].model_dump()]
         for name in ("base", "pool_tokens", "target_tokens", "pool", "target")
@@ -123,56 +153,46 @@ def deployment(image: str, site: Site) -> dict[str, Any]:
             "security_opt": ["no-new-privileges"],
         },
     }
+    common = {"name": "in-a-container", "work_pool": {"name": POOL, "job_variables": variables}}
+    config = {"config_file": "/data/lazytrain.yaml"}
+    stage = {
+        "entrypoint": "flows/stage_flows.py:score",
+        "description": "What each pool example is worth, in the container of the stage.",
+        "parameters": {**config, "order": {"inputs": refs, "refresh": True}},
+    }
     return {
         "name": "lazytrain",
         "pull": [{"prefect.deployments.steps.set_working_directory": {"directory": "/app"}}],
         "deployments": [
-            {
-                "name": "in-a-container",
-                "entrypoint": "flows/stage_flows.py:score",
-                "description": "What each pool example is worth, in the container of the stage.",
-                "work_pool": {"name": POOL, "job_variables": variables},
-                "parameters": {"config_file": "/data/lazytrain.yaml", "order": {"inputs": refs, "refresh": True}},
-            }
+            {**common, **stage},
+            {**common, "entrypoint": "flows/pipeline.py:pipeline", "parameters": config},
         ],
     }
 
 
+def run_deployment(api: str, flow: str, log: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run a deployment to its end, which must be a success, and return it and its flow run."""
+    found = ask(f"{api}/deployments/name/{flow}/in-a-container")
+    run = ask(f"{api}/deployments/{found['id']}/create_flow_run", {})
+
+    def ended() -> Any:
+        now = ask(f"{api}/flow_runs/{run['id']}")
+        return now if now["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
+
+    seen = wait("end of the flow run", ended, 400, log)
+    assert seen["state_type"] == "COMPLETED", log.read_text()[-8000:]
+    return found, seen
+
+
 def test_a_docker_worker_runs_the_score_stage_in_its_container(
-    engine: Engine, worker_image: str, site: Site, server: dict[str, str], docker_host: str, tmp_path: Path
+    engine: Engine, worker_image: str, site: Site, server: dict[str, str], deployed: Path
 ) -> None:
     here = runner.run(site.request())
     give_away(site.folder)
-    file = tmp_path / "prefect.yaml"
-    file.write_text(yaml.safe_dump(deployment(worker_image, site)))
-    for line in (
-        ["work-pool", "create", POOL, "--type", "docker"],
-        ["--no-prompt", "deploy", "--all", "--prefect-file", str(file)],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", "prefect", *line], cwd=ROOT, env=server, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    api, log = server["PREFECT_API_URL"], tmp_path / "worker.log"
-    deployed = ask(f"{api}/deployments/name/score/in-a-container")
-    run = ask(f"{api}/deployments/{deployed['id']}/create_flow_run", {})
-    worker = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "docker"]
-    with process(worker, {**server, "DOCKER_HOST": docker_host}, log):
-
-        def ended() -> Any:
-            now = ask(f"{api}/flow_runs/{run['id']}")
-            return now if now["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
-
-        try:
-            seen = wait("end of the flow run", ended, 240, log)
-        finally:
-            containers = json.loads(engine.podman("ps", "-a", "--format", "json").stdout)
-            ours = [found for found in containers if found["Image"] == worker_image]
-            for found in ours:
-                engine.podman("rm", "-f", found["Id"])
-    assert seen["state_type"] == "COMPLETED", log.read_text()[-8000:]
-    (container,) = ours
-    assert container["Id"] in seen["infrastructure_pid"]
+    api = server["PREFECT_API_URL"]
+    _, run = run_deployment(api, "score", deployed)
+    (container,) = containers(engine, worker_image)
+    assert container["Id"] in run["infrastructure_pid"]
     tasks = ask(f"{api}/task_runs/filter", {"task_runs": {"flow_run_id": {"any_": [run["id"]]}}})
     assert [(task["name"], task["state_type"]) for task in tasks] == [("score", "COMPLETED")]
 
@@ -182,16 +202,29 @@ def test_a_docker_worker_runs_the_score_stage_in_its_container(
     assert {name: ref.digest for name, ref in attempt.refs.items()} == {
         name: ref.digest for name, ref in here.refs.items()
     }
-    if folder := os.environ.get("LAZYTRAIN_SCREENSHOTS"):
-        ui = api.removesuffix("/api")
-        photograph(f"{ui}/runs/flow-run/{run['id']}", Path(folder) / "stage-run.png")
-        photograph(f"{ui}/deployments/deployment/{deployed['id']}/run", Path(folder) / "stage-form.png")
+
+
+@pytest.mark.skipif(PICTURES is None, reason="makes the pictures of the documentation: see docs/images/README.md")
+def test_the_pages_of_a_run_of_the_pipeline_and_of_a_stage_are_photographed(
+    site: Site, server: dict[str, str], deployed: Path
+) -> None:
+    give_away(site.folder)
+    api = server["PREFECT_API_URL"]
+    _, pipeline = run_deployment(api, "pipeline", deployed)
+    stage, run = run_deployment(api, "score", deployed)
+    ui = api.removesuffix("/api")
+    for name, page in (
+        ("pipeline-run", f"runs/flow-run/{pipeline['id']}"),
+        ("stage-run", f"runs/flow-run/{run['id']}"),
+        ("stage-form", f"deployments/deployment/{stage['id']}/run"),
+    ):
+        photograph(f"{ui}/{page}", Path(str(PICTURES)) / f"{name}.png")
 
 
 def photograph(url: str, file: Path) -> None:
     """Take a picture of a page of the UI."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    assert chromium, "LAZYTRAIN_SCREENSHOTS needs Chromium: apt-get install chromium"
+    assert chromium, "pictures need Chromium: apt-get install chromium"
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1400,1000"]
     command += ["--virtual-time-budget=30000", f"--screenshot={file.resolve()}", url]
     subprocess.run(command, check=True, capture_output=True, timeout=180)

@@ -28,7 +28,7 @@ from tests.conftest import ROOT
 from tests.containers.conftest import Site, give_away
 from tests.containers.machine import Engine
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(1500)]
 POOL = "lazytrain-docker"
 PICTURES = os.environ.get("LAZYTRAIN_SCREENSHOTS")
 
@@ -179,7 +179,7 @@ def run_deployment(api: str, flow: str, log: Path) -> tuple[dict[str, Any], dict
         now = ask(f"{api}/flow_runs/{run['id']}")
         return now if now["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
 
-    seen = wait("end of the flow run", ended, 400, log)
+    seen = wait("end of the flow run", ended, 600, log)
     assert seen["state_type"] == "COMPLETED", log.read_text()[-8000:]
     return found, seen
 

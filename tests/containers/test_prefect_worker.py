@@ -226,5 +226,5 @@ def photograph(url: str, file: Path) -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     assert chromium, "pictures need Chromium: apt-get install chromium"
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1400,1000"]
-    command += ["--virtual-time-budget=30000", f"--screenshot={file.resolve()}", url]
+    command += ["--virtual-time-budget=60000", f"--screenshot={file.resolve()}", url]
     subprocess.run(command, check=True, capture_output=True, timeout=180)

@@ -98,7 +98,7 @@ def test_a_terminated_container_ends_with_143_and_the_next_one_finishes_its_work
     config = {**site.workspace.config.slice("score"), "seed": 4321}
     process = engine.start(score_image, site.request("/data", config=config), site.folder, "/data")
     until = time.monotonic() + 60
-    while not [path for new in set(work.iterdir()) - before for path in new.glob("claim-1")]:
+    while not [path for new in set(work.iterdir()) - before for path in new.glob("claim-1/scratch")]:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
         time.sleep(0.05)

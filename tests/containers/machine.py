@@ -72,6 +72,12 @@ def mounts(folder: Path) -> tuple[list[str], bool]:
     return found, any(list(Path(place).glob("torch-*+cpu*.whl")) for place in wheels)
 
 
+class Container(subprocess.Popen[str]):
+    """A container in the foreground, and its name."""
+
+    name = ""
+
+
 @dataclass
 class Engine:
     """The engine of this machine, and the images that were built with it."""
@@ -100,7 +106,7 @@ class Engine:
 
     def start(
         self, image: str, request: Request, workspace: Path, at: str, env: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[str]:
+    ) -> Container:
         """Start a stage's container: read-only, no capabilities, the workspace mounted at `at`."""
         file = self.folder / f"request-{time.monotonic_ns()}.json"
         file.write_text(request.model_dump_json(), encoding="utf-8")
@@ -108,10 +114,8 @@ class Engine:
         command = ["podman", "run", "--rm", "--name", file.stem, "--read-only", "--tmpfs", "/tmp", "--cap-drop=all"]
         command += ["--security-opt=no-new-privileges", "-v", f"{workspace}:{at}", "-v", f"{file}:/request.json:ro"]
         command += [part for name, value in given.items() for part in ("-e", f"{name}={value}")]
-        process = subprocess.Popen(
-            [*command, image], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        process.container = file.stem  # type: ignore[attr-defined]
+        process = Container([*command, image], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process.name = file.stem
         return process
 
     def run(

@@ -1,7 +1,8 @@
 """`python -m stages NAME request.json`: one stage's work in a process of its own, as a container runs it.
 
 Reads a Request, prints the Result as one line of JSON on standard output, logs to standard error. Exit codes: 0
-committed or adopted, 2 refused, 3 retryable, 143 terminated.
+committed or adopted, 2 refused, 3 retryable, 143 terminated. What takes time is imported after SIGTERM is handled: as
+the first process of a container, Python would otherwise ignore it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import sys
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING
 
 from data_contracts.errors import EXIT_COMMITTED, EXIT_RETRYABLE, ArtifactError, ConfigError, LazyTrainError
-from data_contracts.method import describe
-from data_contracts.records import Request
 from stages.ending import terminated_by_signal
+
+if TYPE_CHECKING:
+    from data_contracts.records import Request
 
 LARGEST_REQUEST_BYTES = 1 << 20
 
@@ -53,6 +54,11 @@ def _answer(given: argparse.Namespace) -> int:
 
 def read_request(path: Path, name: str) -> Request:
     """Read and check a request file. Raises `ConfigError` for one that is missing, too large or invalid."""
+    from pydantic import ValidationError
+
+    from data_contracts.method import describe
+    from data_contracts.records import Request
+
     try:
         size = path.stat().st_size
         if size > LARGEST_REQUEST_BYTES:

@@ -27,6 +27,18 @@ for name, value in OFFLINE.items():
     os.environ.setdefault(name, value)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--containers", action="store_true", help="also build and run images (minutes, 4 GB of disk)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--containers"):
+        skip = pytest.mark.skip(reason="builds images, for minutes: `python -m pytest tests/containers --containers`")
+        for item in items:
+            if item.get_closest_marker("containers"):
+                item.add_marker(skip)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Return the data folder beside the project; skip the test where it is absent."""

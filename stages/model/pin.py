@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -86,21 +87,27 @@ def read_pin(base: Artifact) -> ModelPin:
 def locate(pin: ModelPin) -> Path:
     """Return the folder of a pinned model, its files verified by size and sha256 (hashed once a process).
 
+    A folder is looked for where it was pinned, then below the one that `LAZYTRAIN_MODELS` names: a container may see
+    it elsewhere.
+
     Raises `ArtifactError` where it is gone or a file has changed, `ModelError` where a hub name cannot be had.
     """
     if pin.locator.startswith("hub:"):
         name, _, commit = pin.locator.removeprefix("hub:").rpartition("@")
         folder = _snapshot(name, commit)
     else:
-        known = _folders.get(pin.digest)
-        stated = Path(pin.locator) if pin.locator else known or Path()
-        folder = stated if stated.is_dir() or known is None else known
+        models = os.environ.get("LAZYTRAIN_MODELS")
+        places = [Path(pin.locator)] if pin.locator else []
+        places += [_folders[pin.digest]] if pin.digest in _folders else []
+        places += [Path(models) / pin.source] if models else []
+        folder = next((place for place in places if place.is_dir()), [*places, Path(pin.source)][0])
     for entry in pin.files:
         path = folder / entry.path
         if not path.is_file():
             raise ArtifactError(
-                f"the base model {pin.source} where it was pinned", f"{path} is gone", "put the model back there"
-            )
+                f"the base model {pin.source} where it was pinned", f"{path} is gone",
+                f"put it back there, or in a folder {pin.source}/ below what LAZYTRAIN_MODELS names",
+            )  # fmt: skip
         if path.stat().st_size != entry.bytes or _sha256(path) != entry.sha256:
             raise ArtifactError(
                 f"the base model {pin.source} as it was pinned",

@@ -72,6 +72,22 @@ def test_a_file_changed_since_it_was_pinned_is_found(folder: Path) -> None:
         locate(pinned)
 
 
+def test_a_model_that_is_mounted_elsewhere_is_found_below_the_folder_of_models_and_verified(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned = pin_model(ModelConfig(path="model"), folder.parent)
+    (tmp_path / "elsewhere").mkdir()
+    moved = folder.rename(tmp_path / "elsewhere" / "model")
+    with pytest.raises(ArtifactError, match=f"{folder}.* is gone") as caught:
+        locate(pinned)
+    assert "LAZYTRAIN_MODELS" in caught.value.remedy
+    monkeypatch.setenv("LAZYTRAIN_MODELS", str(moved.parent))
+    assert locate(pinned) == moved
+    edit(moved / "tokenizer_config.json", pad_token="<unk>")
+    with pytest.raises(ArtifactError, match="changed"):
+        locate(pinned)
+
+
 def test_pickled_weights_are_refused(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"only pickled weights \(pytorch_model.bin\)"):

@@ -17,7 +17,7 @@ import yaml
 
 from data_contracts.store import AttemptRow, Store
 from flows.workspace import Workspace
-from tests.flows.command.test_app import lazytrain
+from tests.command import lazytrain
 
 CATEGORY = "Question Answering"
 ROWS_A_TASK = 8

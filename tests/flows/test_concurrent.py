@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import yaml
 
-from tests.flows.command.test_app import ROOT
+from tests.command import ROOT
 from tests.flows.small_run import Runs, lay_out, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.shared, pytest.mark.timeout(900)]

@@ -13,7 +13,7 @@ import pytest
 
 from data_contracts.errors import ArtifactError, ConfigError, TransientError
 from flows.workspace import Workspace
-from tests.flows.command.test_app import lazytrain
+from tests.command import lazytrain
 from tests.flows.small_run import lay_out
 from tests.infra.services import Prefect, Service, mine
 

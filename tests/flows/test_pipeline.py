@@ -14,7 +14,7 @@ import pytest
 
 from data_contracts.records import Decision, Verdict
 from stages.stage import VERBS
-from tests.flows.command.test_app import ROOT, lazytrain
+from tests.command import ROOT, lazytrain
 from tests.flows.small_run import Runs, lay_out
 
 pytestmark = [pytest.mark.slow, pytest.mark.shared, pytest.mark.timeout(900)]

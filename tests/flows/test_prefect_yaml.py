@@ -15,8 +15,8 @@ from flows.order import settings_of
 from flows.pools import KINDS, block_name
 from flows.workspace import Workspace
 from stages.stage import VERBS
+from tests.command import lazytrain
 from tests.conftest import ROOT
-from tests.flows.command.test_app import lazytrain
 from tests.infra.services import Prefect
 
 NAMES = ("pipeline", *VERBS)

@@ -29,8 +29,8 @@ from data_contracts.records import Decision, Verdict
 from data_contracts.store import Store
 from flows.workspace import Workspace
 from stages.stage import VERBS
+from tests.command import lazytrain
 from tests.conftest import ROOT
-from tests.flows.command.test_app import lazytrain
 from tests.flows.small_run import Runs, lay_out
 from tests.infra import services
 from tests.infra.services import Prefect

@@ -11,7 +11,7 @@ import pytest
 from data_contracts.config import parse
 from data_contracts.errors import ConfigError
 from stages import __main__ as entry
-from tests.flows.command.test_app import lazytrain
+from tests.command import lazytrain
 
 SECRET = "hunter2-is-secret"
 LEAST: dict[str, Any] = {"model": {"path": "m"}, "data": {"pool": "p", "target": "t"}}

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-HEAVY = ("torch", "ray", "prefect", "mlflow", "transformers")
-
-
-def loaded_by(code: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
-    """Return which of `heavy` a fresh Python has loaded after running `code`."""
-    script = f"{code}\nimport sys, json\nprint(json.dumps([m for m in {heavy!r} if m in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def lazytrain(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in `cwd` as a user would."""
-    return subprocess.run(
-        [sys.executable, "-m", "flows.command.app", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160", **env},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+from tests.command import lazytrain, loaded_by
+from tests.conftest import ROOT
 
 
 def test_help_loads_neither_torch_nor_ray_nor_prefect_nor_mlflow():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from flows.command import doctor, model
-from tests.flows.command.test_app import loaded_by
+from tests.command import loaded_by
 
 
 def found(folder) -> dict[str, doctor.Check]:

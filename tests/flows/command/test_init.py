@@ -10,7 +10,7 @@ import pytest
 from data_contracts.config import Config, load
 from data_contracts.errors import LazyTrainError
 from flows.command.init import parse_budget, written
-from tests.flows.command.test_app import lazytrain
+from tests.command import lazytrain
 
 ROWS = [{"prompt": f"What is {n} and {n}?", "completion": str(2 * n)} for n in range(4)]
 

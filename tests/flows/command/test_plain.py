@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.flows.command.test_app import lazytrain
+from tests.command import lazytrain
 
 pytestmark = pytest.mark.shared
 

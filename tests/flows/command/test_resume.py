@@ -12,7 +12,7 @@ from data_contracts.errors import ArtifactError, ConfigError
 from data_contracts.store import Store
 from flows.command.resume import resumable
 from flows.workspace import Workspace
-from tests.flows.command.test_app import lazytrain
+from tests.command import lazytrain
 from tests.stores import blank
 
 VALUES = {"name": "small", "model": {"path": "model"}, "data": {"pool": "pool.jsonl", "target": "target.jsonl"}}

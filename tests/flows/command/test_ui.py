@@ -15,7 +15,7 @@ import pytest
 
 from flows.command import ui
 from flows.workspace import Workspace
-from tests.flows.command.test_app import ROOT, lazytrain
+from tests.command import ROOT, lazytrain
 
 CONFIG = "model: {path: m}\ndata: {pool: p.jsonl, target: t.jsonl}\n"
 

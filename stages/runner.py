@@ -25,7 +25,7 @@ from stages.admission import open_inputs, parse_slice
 from stages.ending import Ending, explained, peak_bytes, terminated_by_signal
 from stages.identity import Version, device, identity_of, stage_version
 from stages.stage import Inputs, Stage, find_stage
-from stages.work import Desk, Reporter, Silent
+from stages.work import Desk, Reporter, Silent, inherited
 
 _log = logging.getLogger(__name__)
 
@@ -114,8 +114,8 @@ class _Job:
         lease = found
         home = self.store.work / self.identity
         try:
-            place = _inherit(home, lease.number)
             with self._attempt(lease) as attempt:
+                place = inherited(home, lease.number)
                 manifest, digest = self._compute(attempt, place)
                 with self.ending.held():
                     self.committing = True
@@ -251,14 +251,3 @@ def _result(manifest: Manifest, *, cached: bool) -> Result:
         refs={name: output.ref for name, output in manifest.outputs.items()},
         costs=manifest.costs,
     )
-
-
-def _inherit(home: Path, claim: int) -> Path:
-    """Return the folder of a claim, holding what the newest claim before it left; a late holder loses its paths."""
-    place = home / f"claim-{claim}"
-    home.mkdir(parents=True, exist_ok=True)
-    left = [path for path in home.glob("claim-*") if path != place]
-    if left and not place.exists():
-        max(left, key=lambda path: int(path.name.rpartition("-")[2])).rename(place)
-    place.mkdir(exist_ok=True)
-    return place

@@ -74,7 +74,7 @@ def team(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Tea
     folder = tmp_path_factory.mktemp("team")
     hidden = {name: secrets.token_hex(16) for name in ("postgres", "prefect", "admin", "account", "ray")}
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        login = stack.enter_context(services.postgres(folder / "postgres", hidden["postgres"]))
+        login = stack.enter_context(services.postgres(hidden["postgres"]))
         server = stack.enter_context(
             services.prefect_server(
                 folder / "prefect",

@@ -190,32 +190,32 @@ def postgres_programs() -> Path | None:
 
 
 @contextmanager
-def postgres(folder: Path, password: str) -> Iterator[dict[str, str]]:
-    """Run PostgreSQL in `folder`, with a team's databases, as a user without rights; yield how libpq opens it."""
+def postgres(password: str) -> Iterator[dict[str, str]]:
+    """Run PostgreSQL, with a team's databases, as a user without rights; yield how libpq opens it.
+
+    It has a folder of its own: pytest closes those that it makes to other users, at each start.
+    """
     programs = postgres_programs()
     assert programs is not None
-    folder.mkdir(parents=True)
     user = POSTGRES_USER if os.geteuid() == 0 else None
-    if user:
-        os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
-        for parent in folder.parents:
-            if parent.stat().st_uid == os.geteuid() and not parent.stat().st_mode & 0o001:
-                parent.chmod(parent.stat().st_mode | 0o711)
-    secret = folder / "password"
+    place = Path(tempfile.mkdtemp(prefix="lt-postgres-", dir="/tmp"))
+    secret = place / "password"
     secret.write_text(password)
-    secret.chmod(0o644)
-    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "HOME": str(folder)}
-    data, port = folder / "data", free_port()
+    if user:
+        for path in (place, secret):
+            os.chown(path, pwd.getpwnam(user).pw_uid, -1)
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "HOME": str(place)}
+    data, port = place / "data", free_port()
     subprocess.run(
         [str(programs / "initdb"), "-D", str(data), "-U", "lazytrain", "-E", "UTF8", "-A", "scram-sha-256", "--pwfile", str(secret)],
-        check=True, capture_output=True, user=user, env=environment, cwd=folder,
+        check=True, capture_output=True, user=user, env=environment, cwd=place,
     )  # fmt: skip
     secret.unlink()
-    command = [str(programs / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), "-k", str(folder),
+    command = [str(programs / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), "-k", str(place),
                "-c", "fsync=off", "-c", "max_connections=200"]  # fmt: skip
     probe = [str(programs / "pg_isready"), "-q", "-h", HOST, "-p", str(port)]
     service = start(
-        "postgres", command, folder, environment, lambda: subprocess.run(probe, check=False).returncode == 0, user
+        "postgres", command, place, environment, lambda: subprocess.run(probe, check=False).returncode == 0, user
     )
     try:
         login = {"PGHOST": HOST, "PGPORT": str(port), "PGUSER": "lazytrain", "PGPASSWORD": password}
@@ -225,6 +225,7 @@ def postgres(folder: Path, password: str) -> Iterator[dict[str, str]]:
         yield login
     finally:
         service.end(signal.SIGINT)
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import psutil
 import pytest
 
 from data_contracts.records import Decision, Verdict
-from data_contracts.store import Store
+from data_contracts.store import AttemptRow, Store
 from flows.workspace import Workspace
 from stages.stage import VERBS
 from tests.command import lazytrain
@@ -62,7 +63,7 @@ class Team:
         return {**self.prefect.client_environment, **self.account, "RAY_ADDRESS": self.ray, "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN": self.hidden["ray"]}  # fmt: skip
 
-    @property
+    @cached_property
     def store(self) -> Store:
         """The team's store."""
         return Store(Workspace.read(self.config).address)
@@ -73,7 +74,7 @@ def team(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Tea
     folder = tmp_path_factory.mktemp("team")
     hidden = {name: secrets.token_hex(16) for name in ("postgres", "prefect", "admin", "account", "ray")}
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        login = stack.enter_context(services.postgres(folder / "postgres", hidden["postgres"]))
+        login = stack.enter_context(services.postgres(hidden["postgres"]))
         server = stack.enter_context(
             services.prefect_server(
                 folder / "prefect",
@@ -110,14 +111,14 @@ def team(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Tea
 RECORDS = {"decision": Decision, "verdict": Verdict}
 
 
-def made(store: Store, run: str) -> dict[str, str]:
-    """Return, of a pipeline run, call and output → digest of what was made.
+def made(store: Store, rows: list[AttemptRow]) -> dict[str, str]:
+    """Return, of what was done in a pipeline run, call and output → digest of what was made.
 
     A decision and a verdict name the run of the checkpoint they speak of, which is another one in another store: of them,
     all but that. What promotion did to a registry is the registry's.
     """
     found = {}
-    for row in store.attempts(run):
+    for row in rows:
         for name, ref in row.refs.items():
             if name in RECORDS:
                 record = store.record(ref, RECORDS[name]).model_dump(mode="json")
@@ -141,7 +142,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> dict[str, s
     lay_out(folder, shared)
     runs = Runs(folder)
     runs.run("run")
-    return made(runs.store, runs.newest())
+    return made(runs.store, runs.attempts())
 
 
 def test_whoever_has_no_password_is_refused_everywhere(team: Team) -> None:
@@ -190,7 +191,7 @@ def test_eight_pipelines_at_once_on_the_cold_store_all_end_and_commit_each_stage
         rows = team.store.attempts(run.run)
         assert {row.stage for row in rows} == set(VERBS), "no lost record"
         assert {row.status for row in rows} == {"FINISHED"}
-        assert made(team.store, run.run) == alone
+        assert made(team.store, rows) == alone
         for row in rows:
             if not row.cached and row.stage != "promote":
                 committed.setdefault(row.identity, set()).add(row.run)
@@ -230,8 +231,9 @@ def test_the_pipeline_runs_from_a_worker_on_its_schedule_and_a_stage_again_throu
         assert scheduled.state.is_completed(), scheduled.state.message
         assert scheduled.auto_scheduled
         run = team.store.runs()[0]
-        assert made(team.store, run.run) == alone
-        assert all(row.cached for row in team.store.attempts(run.run) if row.stage != "promote")
+        rows = team.store.attempts(run.run)
+        assert made(team.store, rows) == alone
+        assert all(row.cached for row in rows if row.stage != "promote")
 
         # What Prefect's pages send for a custom run: the form's values, with the team's password.
         train = client.read_deployment_by_name("train/process")
@@ -251,7 +253,7 @@ def test_the_pipeline_runs_from_a_worker_on_its_schedule_and_a_stage_again_throu
     (row,) = team.store.attempts(newest.run)
     assert not row.cached, "on a Ray worker it is other work: its result is not the one made in a process"
     assert row.refs["checkpoint"].bytes > 0
-    assert made(team.store, run.run) == alone, "the past run is as it was"
+    assert team.store.attempts(run.run) == rows, "the past run is as it was"
 
 
 def test_no_secret_is_in_what_the_services_keep_or_say(team: Team) -> None:

@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--mirror", default=MIRROR, help=f"Debian's archive for --debootstrap; default: {MIRROR}")
     command.add_argument("--mount", action="append", default=[], metavar="HERE:THERE", help="seen by the build only")
     command.add_argument("--tag", help="default: the product's version")
-    command.add_argument("--registry", help="before the names; default: localhost, as podman has it; none with docker")
+    command.add_argument("--registry", default="localhost", help="before the names; default: localhost")
     command.add_argument("--engine", choices=ENGINES, help="default: the first of these that is installed")
     return command
 
@@ -74,16 +74,14 @@ def build(given: argparse.Namespace) -> list[str]:
         backend = "cpu" if given.device == "cpu" else ""
     base_image = debian(engine, given.mirror) if given.debootstrap else given.base_image
     target = "flows" if given.prefect else "base"
-    place = given.registry or ("" if engine == "docker" else "localhost")
-    place += "/" if place else ""
-    shared = f"{place}lazytrain-{target}:{tag}"
+    shared = f"{given.registry}/lazytrain-{target}:{tag}"
     options = {"DEVICE": given.device, "TORCH_BACKEND": backend, "COMMIT": commit()}
     if base_image:
         options["BASE_IMAGE"] = base_image
     image(engine, shared, "base.Dockerfile", options, given.mount, target)
     made = [shared]
     for stage in given.stages or STAGES:
-        name = f"{place}lazytrain-{stage}{'-flows' if given.prefect else ''}:{tag}"
+        name = f"{given.registry}/lazytrain-{stage}{'-flows' if given.prefect else ''}:{tag}"
         options = {"BASE": shared, "STAGE": stage, "EXTRAS": given.extras, "COMMIT": commit()}
         image(engine, name, "stage.Dockerfile", options, given.mount)
         made.append(name)

@@ -2,7 +2,7 @@
 # The request is mounted; the result is one line on standard output, the exit code says how it ended.
 #   docker run --rm --read-only --tmpfs /tmp -v STORE:/store -v request.json:/request.json:ro lazytrain-score
 # A command, not an entry point: a worker that starts containers replaces it.
-ARG BASE=lazytrain-base:0.1.0
+ARG BASE=localhost/lazytrain-base:0.1.0
 # hadolint ignore=DL3006
 FROM ${BASE}
 # Packages of others, such as methods that are found by their entry points; within the product's own lock.

@@ -62,7 +62,7 @@ def test_a_failed_build_says_which_command_failed(
     engine.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert build.main(["score", "--engine", "docker"]) == 1
-    assert re.search(r" lazytrain-base:\S+ failed: `docker build .*` returned 7", capfd.readouterr().err)
+    assert re.search(r"localhost/lazytrain-base:\S+ failed: `docker build .*` returned 7", capfd.readouterr().err)
     assert build.main(["score", "--engine", "docker", "--mount", "/a:/b"]) == 1
     assert "use buildah or podman for --mount" in capfd.readouterr().err
 
@@ -77,11 +77,11 @@ def test_the_variants_of_a_device_differ_by_arguments_alone(
     engine.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert build.main(["score", "--engine", "docker", "--device", device, "--tag", "1"]) == 0
-    assert capfd.readouterr().out.split() == ["lazytrain-base:1", "lazytrain-score:1"]
+    assert capfd.readouterr().out.split() == ["localhost/lazytrain-base:1", "localhost/lazytrain-score:1"]
     base, stage = (tmp_path / "asked").read_text().splitlines()
     assert f"--build-arg DEVICE={device} --build-arg TORCH_BACKEND={backend} " in base
     assert "--target base" in base
-    assert "--build-arg BASE=lazytrain-base:1 --build-arg STAGE=score " in stage
+    assert "--build-arg BASE=localhost/lazytrain-base:1 --build-arg STAGE=score " in stage
 
 
 def test_the_public_image_is_pinned_by_its_digest() -> None:

@@ -218,7 +218,13 @@ def test_the_pipeline_runs_from_a_worker_on_its_schedule_and_a_stage_again_throu
     options = ("--config", str(team.config), "--cron", "* * * * *")
     done = lazytrain("deploy", "process", *options, cwd=team.folder, **team.environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    team.prefect.worker("team", team.folder / "worker", PREFECT_WORKER_QUERY_SECONDS="1", **team.environment)
+    team.prefect.worker(
+        "team",
+        team.folder / "worker",
+        PREFECT_WORKER_QUERY_SECONDS="1",
+        LAZYTRAIN_MODELS=str(team.config.parent),
+        **team.environment,
+    )
     with team.prefect.client() as client:
         deployment = client.read_deployment_by_name("pipeline/process")
         of_it = DeploymentFilter.model_validate({"id": {"any_": [deployment.id]}})

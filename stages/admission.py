@@ -6,6 +6,7 @@ A request is refused here, with the nearest name, before a lease is asked for or
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -42,7 +43,7 @@ def open_inputs(store: Store, stage: Stage[Any], request: Request) -> Inputs:
     return Inputs(
         {
             name: tuple(
-                Artifact(ref, store.open(ref, verify=verify))
+                Artifact(ref, store.open(ref, verify=verify), partial(store.measured, ref))
                 for ref in _admit(name, takes, request.inputs.get(name, ()))
             )
             for name, takes in stage.takes.items()

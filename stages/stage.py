@@ -7,9 +7,9 @@ A stage's module is light: it imports torch, transformers or ray inside `run`, t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -22,7 +22,7 @@ from data_contracts.cost import Cost, Frozen
 from data_contracts.errors import ArtifactError, ConfigError
 from data_contracts.ledger import Ledger
 from data_contracts.method import Method, nearest
-from data_contracts.records import RECORD_FILE, Ref, Summary
+from data_contracts.records import MEASURED, RECORD_FILE, Ref, Summary
 
 C = TypeVar("C", bound=Frozen)
 R = TypeVar("R", bound=Frozen)
@@ -46,6 +46,12 @@ class Artifact:
 
     ref: Ref
     folder: Path
+    beside: Callable[[], Path] | None = field(default=None, compare=False, repr=False)
+    """Fetches the folder of its measured files; None: they lie in `folder`."""
+
+    def measured(self, name: str) -> Path:
+        """Return the path of a measured file; it may not be there."""
+        return (self.beside() if self.beside is not None else self.folder / MEASURED) / name
 
     def table(self) -> pa.Table:
         """Map the table; its buffers stay on disk."""

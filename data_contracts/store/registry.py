@@ -94,9 +94,24 @@ class ModelRegistry:
         try:
             return self._tracking.do(lambda client: client.get_model_version_by_alias(model, alias))
         except Exception as error:
-            if getattr(error, "error_code", None) in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            code = getattr(error, "error_code", None)
+            if code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return None
+            if code == "PERMISSION_DENIED" and model not in self._names():  # what a server with accounts says of none
                 return None
             raise
+
+    def _names(self) -> set[str]:
+        """Return the names of the registered models that this account may see."""
+        found, token = set[str](), None
+        while True:
+            page: Any = self._tracking.do(
+                lambda client, token=token: client.search_registered_models(max_results=100, page_token=token)  # type: ignore[misc]
+            )
+            found.update(item.name for item in page)
+            token = page.token
+            if not token:
+                return found
 
     def promote(
         self, model: str, alias: str, candidate: Referenced, card: str, tags: Mapping[str, str], expected: str | None

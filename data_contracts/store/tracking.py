@@ -44,6 +44,7 @@ _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # read at import
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is a stage's Result, and nothing else
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # its 7 hide a server's fault for minutes; `do` tries again by itself
 }
 _opening = threading.Lock()
 _clients: dict[str, MlflowClient] = {}

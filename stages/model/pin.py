@@ -17,7 +17,7 @@ from typing import Any
 from data_contracts.canonical import digest_of, file_sha256, tree_digest
 from data_contracts.config import ModelConfig
 from data_contracts.errors import ArtifactError, ModelError
-from data_contracts.records import MEASURED, FileEntry, ModelPin
+from data_contracts.records import FileEntry, ModelPin
 from stages.model.gguf_header import read_gguf_header
 from stages.stage import Artifact, Work
 
@@ -78,8 +78,10 @@ def write_pin(work: Work, pin: ModelPin) -> None:
 def read_pin(base: Artifact) -> ModelPin:
     """Read a `base` artifact, with the folder that the model lay in when it was pinned."""
     pin = base.record(ModelPin)
-    where = base.folder / MEASURED / WHERE_FILE
-    if pin.locator or not where.is_file():
+    if pin.locator:
+        return pin
+    where = base.measured(WHERE_FILE)
+    if not where.is_file():
         return pin
     return pin.model_copy(update={"locator": _json(where)["folder"]})
 

@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 
 from data_contracts.arrow import read_table
+from data_contracts.config import load
 from data_contracts.errors import ArtifactError
 from data_contracts.records import Origin, Request, Result, StoreAddress
 from data_contracts.store import Store, uploading
 from stages import __main__ as entry
 from stages import runner
+from tests.conftest import ROOT
+from tests.flows.small_run import lay_out
 from tests.stages import toys
 from tests.stages.test_runner import make
 from tests.stores import blank
@@ -182,3 +185,26 @@ def test_what_no_run_refers_to_is_removed_from_the_server_and_from_the_cache(
     assert not payload.exists()
     assert not cached.exists()
     assert not runner.run(make(here, config={"rows": 11})).cached
+
+
+@pytest.mark.shared
+def test_a_base_model_in_a_folder_is_found_by_another_process(
+    server: tuple[str, Path], tmp_path: Path, shared: Path
+) -> None:
+    """Where it lies is a measured file: it is fetched beside the record, which says nothing of a place."""
+    url, _ = server
+    address = StoreAddress(tracking_uri=url, work_uri=str(tmp_path / "work"), experiment="other-process")
+    lay_out(tmp_path, shared)
+    config = load(tmp_path / "lazytrain.yaml")
+    knobs = {"root": str(tmp_path)}
+    data = runner.run(Request(verb="ingest", config=config.slice("ingest"), store=address, knobs=knobs))
+    inputs = {"base": data.ref("base"), "pool_tokens": data.ref("pool_tokens")}
+    request = Request(verb="plan", config=config.slice("plan"), inputs=inputs, store=address, knobs=knobs)
+    (tmp_path / "request.json").write_text(request.model_dump_json())
+    environment = {name: value for name, value in os.environ.items() if name != "LAZYTRAIN_MODELS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "stages", "plan", str(tmp_path / "request.json")],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert Result.model_validate_json(done.stdout).refs["plan"].digest

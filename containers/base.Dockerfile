@@ -64,7 +64,9 @@ COPY flows flows
 ARG DEVICE=cpu
 ARG COMMIT=unknown
 RUN chmod -R a+rX /app && python -m compileall -q /app \
- && uv pip install --quiet --no-cache --no-deps --no-build-isolation --editable .
+ && uv pip install --quiet --no-cache --no-deps --no-build-isolation --editable . \
+ && install --directory --owner 10001 --group 10001 /data /prefect /artifacts
+# A fresh volume mounted on one of these belongs to who owns the folder in the image: infra/compose.yaml.
 LABEL org.opencontainers.image.title="lazytrain" org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.revision="${COMMIT}" lazytrain.device="${DEVICE}"
 USER 10001

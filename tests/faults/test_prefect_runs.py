@@ -59,11 +59,13 @@ def deploy(client: Any, name: str, *, tags: list[str], limit: int | None = None)
     )
 
 
-def wait(told: Callable[[], bool], seconds: float = 180.0, step: float = 0.2) -> None:
-    """Wait until something holds."""
+def wait(
+    told: Callable[[], bool], seconds: float = 180.0, step: float = 0.2, seen: Callable[[], object] = lambda: None
+) -> None:
+    """Wait until something holds; where it does not in time, say what is `seen` instead."""
     until = time.monotonic() + seconds
     while not told():
-        assert time.monotonic() < until
+        assert time.monotonic() < until, seen()
         time.sleep(step)
 
 
@@ -180,7 +182,11 @@ def test_a_run_killed_while_pending_gives_its_slot_back_and_runs_when_retried(
         client.set_flow_run_state(run, Scheduled())
         second = client.create_flow_run_from_deployment(deployment).id
         watched.worker("takes over", tmp_path, POOL, **FAST)
-        wait(lambda: state(client, run) == state(client, second) == "COMPLETED", 240)
+        wait(
+            lambda: state(client, run) == state(client, second) == "COMPLETED",
+            420,  # longer than a lease lasts
+            seen=lambda: [client.read_flow_run(item).state for item in (run, second)],
+        )
         assert slots(client, deployment) == 0
 
 

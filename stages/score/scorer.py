@@ -60,6 +60,7 @@ class Given:
         example_losses: folders of the losses met in training, oldest first.
         notice: tells the user something once.
         resources: what is entered here is closed when scoring ends, whatever happens.
+        facts: what preparing found out, for the summary; plain numbers and text.
     """
 
     seed: int
@@ -75,6 +76,7 @@ class Given:
     autocast: torch.dtype | None = None
     examples: pa.Table | None = None
     example_losses: Sequence[Path] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, reso
         device = _device()
         trained = _trained(read_pin(inputs.one("base")), inputs.maybe("checkpoint"), device)
         given |= {"device": device, "trained": trained, "autocast": _autocast(plan.record(Plan) if plan else None)}
-        given["meter"] = FlopMeter(trained.model, train=method.passes == "train")
+        given["meter"] = FlopMeter(trained.model, train=method.passes == "train" or "moments" in method.reads)
     if "example_losses" in method.reads:
         given["example_losses"] = [artifact.folder for artifact in inputs.all("example_losses")]
     if method.grouped:

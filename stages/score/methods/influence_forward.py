@@ -74,15 +74,17 @@ class InfluenceForward(Scorer):
 
     def score(self, block: Block, state: Differences) -> np.ndarray:
         """Return score_BJ; NaN where nothing is predicted."""
+        import torch
+
         batch = block.tokens
         product_DJ, loss_sum_D, answer_tokens_D = state.of(batch)
         for _ in range(state.passes - 1):  # the engine counts one
             block.meter.forward(batch)
         block.note_losses(loss_sum_D, answer_tokens_D)
-        unit_D1 = answer_tokens_D[:, None].double()
-        empty_D1 = unit_D1 == 0
-        unit_D1 = (unit_D1 if self.per == "token" else unit_D1.clamp(1, 1)).masked_fill(empty_D1, float("nan"))
-        return np.asarray((product_DJ / unit_D1).float().cpu())
+        tokens_D1 = answer_tokens_D[:, None].double()
+        unit_D1 = tokens_D1 if self.per == "token" else torch.ones_like(tokens_D1)
+        score_DJ = product_DJ / unit_D1.masked_fill(tokens_D1 == 0, float("nan"))
+        return np.asarray(score_DJ.float().cpu())
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 A linear layer with inputs a and output gradients b has the gradient Σ_t b_t a_tᵀ, whose squared norm is
 Σ_{t,s} ⟨a_t, a_s⟩⟨b_t, b_s⟩: per layer the T x T Gram matrices or the formed gradient, whichever takes fewer operations.
-Counted are trainable weights and biases of linear layers, LoRA's among them; not the output head, nor a weight that
-an embedding shares. Shapes: D documents (one a row), T positions, i and o a layer's inputs and outputs.
+Counted are trainable weights and biases of linear layers, adapters too; not the output head, nor a weight that an
+embedding shares. Shapes: D documents (one a row), T positions, i and o a layer's inputs and outputs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Which scorer finds the rows of the target's kind? Planted relevance on real instructions, every method on one pool.
 
-Super-NaturalInstructions is split by task, so that no target instruction stands in the pool: target tasks and the
-pool's relevant tasks share a category and nothing else. A method's figure is the share of relevant rows among its best R, R
-their number (recall@R), averaged over categories and seeds, with the operations it took in training passes over the
-pool. Chance is the share of relevant rows. Relevance is not usefulness: benchmarks.selection_quality trains.
+Super-NaturalInstructions is split by task, so that no target instruction stands in the pool: the target's two tasks
+and the pool's relevant ones share a category and nothing else. A method's figure is the share of relevant rows among
+its best R, R their number (recall@R), averaged over categories and seeds, with the operations it took in training
+passes over the pool. Chance is the share of relevant rows. Relevance is not usefulness: benchmarks.selection_quality
+trains.
 
     python -m benchmarks.relevance [--quick] [--seeds N ...] [--methods NAME ...] [--data FOLDER] [--work FOLDER]
 """
@@ -11,24 +12,47 @@ pool. Chance is the share of relevant rows. Relevance is not usefulness: benchma
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.chain import Chain, report, total
-from benchmarks.selection_quality import divide, draw_categories, read_tasks, settings, write_splits
+from benchmarks.selection_quality import draw_categories, read_tasks, settings
 from data_contracts.arrow import TABLE_FILE, read_table
 from data_contracts.method import names
 from data_contracts.records import Result
 from stages.score.scorer import Scorer
 
-SIZES = {"target": 8, "validation": 4, "holdout": 1, "pool": 6}
-"""Rows of each task in each split."""
+SPLITS = {"target": (2, 8), "validation": (1, 8), "holdout": (1, 1)}
+"""Of the category: tasks in each split, and rows of each task. All others are in the pool, `POOL_ROWS` of each."""
+POOL_ROWS = 6
+
+
+def write_cell(folder: Path, tasks: dict[str, dict[str, list[dict[str, Any]]]], category: str, seed: int) -> set[str]:
+    """Write the splits of one cell and return the pool's relevant tasks."""
+    rng = np.random.default_rng([seed, *category.encode()])
+    own = rng.permutation(sorted(tasks[category])).tolist()
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen: dict[str, tuple[list[str], int]] = {}
+    for split, (count, size) in SPLITS.items():
+        chosen[split], own = (own[:count], size), own[count:]
+    others = sorted(task for name, group in tasks.items() if name != category for task in group)
+    chosen["pool"] = ([*own, *others], POOL_ROWS)
+    by_task = {task: rows for group in tasks.values() for task, rows in group.items()}
+    for split, (members, size) in chosen.items():
+        with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as out:
+            for task in members:
+                for index in sorted(rng.permutation(len(by_task[task]))[:size].tolist()):
+                    kept = {key: by_task[task][index][key] for key in ("task", "instruction", "input", "output")}
+                    out.write(json.dumps(kept, ensure_ascii=False) + "\n")
+    return set(own)
 
 
 def score_all(folder: Path, model: Path, seed: int, methods: list[str]) -> tuple[Chain, dict[str, Result]]:
@@ -87,9 +111,7 @@ def main() -> None:
     for category in categories:
         for seed in seeds:
             folder = work / f"{category.replace(' ', '-')}-{seed}"
-            write_splits(folder, tasks, category, seed, SIZES)
-            rng = np.random.default_rng([seed, *category.encode()])
-            relevant = set(divide(list(tasks[category]), rng)["pool"])
+            relevant = write_cell(folder, tasks, category, seed)
             model = (options.model or options.data / "stories260k").resolve()
             chain, results = score_all(folder, model, seed, methods)
             for method, scored in results.items():

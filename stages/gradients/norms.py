@@ -1,6 +1,6 @@
 """Norms of per-example gradients over the linear layers, without ever holding an example's whole gradient.
 
-A linear layer with inputs a and output gradients b has the gradient Σ_t b_t a_tᵀ, whose squared norm is also
+A linear layer with inputs a and output gradients b has the gradient Σ_t b_t a_tᵀ, whose squared norm is
 Σ_{t,s} ⟨a_t, a_s⟩⟨b_t, b_s⟩: the gradient is formed, or two T x T Gram matrices are, whichever is cheaper.
 Counted are trainable weights and biases of linear layers, adapters too; not the output head, nor a weight that an
 embedding shares. Shapes: D documents (one a row), T positions, i and o a layer's inputs and outputs.

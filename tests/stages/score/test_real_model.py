@@ -91,6 +91,13 @@ def test_influence_of_a_lora_checkpoint_equals_the_explicit_product(setting: Any
     np.testing.assert_allclose(found["token"], mean_token, atol=1e-4 * np.abs(mean_token).max())
 
 
+def test_forward_only_influence_of_a_lora_checkpoint_ranks_as_the_direct_one(setting: Any, tmp_path: Path) -> None:
+    _, inputs, _, _ = setting
+    direct = scores_of(tmp_path / "direct", inputs, scorer={"method": "influence"})
+    forward = scores_of(tmp_path / "forward", inputs, scorer={"method": "influence_forward", "calibration_rows": 2})
+    np.testing.assert_allclose(forward, direct, atol=0.01 * np.abs(direct).max())
+
+
 def bfloat16_plan() -> Plan:
     return Plan(
         technique={"method": "lora"},

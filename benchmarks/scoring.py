@@ -6,10 +6,12 @@ the wall clock, not these), in rounds that alternate; the median round counts. E
     train    forward + backward of the pool in length buckets: what training on it once costs, optimizer aside
     direct   influence for one target group: the score stage's own pass (taps on every trainable parameter)
     groups   the same for eight target groups
+    forward  forward-only influence for one target group: two forward passes with the weights moved
     batch1   one example at a time, its whole gradient formed and multiplied with the same direction
 
-Scores of `direct` and `batch1` are compared, so that what is timed is right. The target's own pass, which training
-would not need, is stated as `target_vs_train` for a target as large as the pool.
+Scores of `direct` and `batch1` are compared, and those of `forward` and `batch1` by rank, so that what is timed is
+right. The target's own pass, which training would not need, is stated as `target_vs_train` for a target as large as
+the pool.
 
     python -m benchmarks.scoring [--quick] [--data FOLDER] [--model FOLDER]
 """
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
 
     from stages.model.batch import Row, TokenBatch
 
-ARMS = ("train", "direct", "groups", "batch1", "target")
+ARMS = ("train", "direct", "groups", "forward", "batch1", "target")
 GROUPS = 8
+FORWARD_STEP = 1e-4
+"""Of the weights' norm: what the method chooses in float32."""
 
 
 def read_rows(data: Path, model: Path, count: int, longest: int) -> list[Row]:
@@ -98,6 +102,18 @@ def direct_pass(products: Any, batches: list[TokenBatch]) -> dict[str, float]:
     return found
 
 
+def forward_pass(model: Any, direction: dict[str, Tensor], batches: list[TokenBatch]) -> dict[str, float]:
+    """Return each example's product with the first direction, by the difference of two forward passes."""
+    from stages.score.methods.influence_forward import Differences
+
+    differences = Differences(model, direction, None, central=True)
+    differences.step_J = [FORWARD_STEP]
+    found: dict[str, float] = {}
+    for batch in batches:
+        found.update(zip(batch.example_ids, differences.of(batch)[0][:, 0].tolist(), strict=True))
+    return found
+
+
 def batch1_pass(model: Any, rows: list[Row], direction: dict[str, Tensor]) -> dict[str, float]:
     """The bare loop: one example's whole gradient, then its product with the direction."""
     from stages.model.batch import collate
@@ -124,15 +140,16 @@ def run_arm(arm: str, model: Any, pool: list[Row], batches: list[TokenBatch]) ->
         "train": lambda: train_pass(model, batches),
         "target": lambda: mean_gradient(model, batches),
     }
-    if arm in ("direct", "groups", "batch1"):
+    if arm in ("direct", "groups", "forward", "batch1"):
         direction = direction_of(model, GROUPS if arm == "groups" else 1)
         works["batch1"] = lambda: batch1_pass(model, pool, direction)
+        works["forward"] = lambda: forward_pass(model, direction, batches)
         works["direct"] = works["groups"] = lambda: _direct(InnerProducts(model, direction), batches)
     with PeakMeter() as meter:
         began = time.process_time()
         found = works[arm]()
         seconds = time.process_time() - began
-    scores = found if arm in ("direct", "batch1") else {}
+    scores = found if arm in ("direct", "forward", "batch1") else {}
     return {"cpu_seconds": seconds, "peak_bytes": meter.bytes, "before_bytes": meter.before, "scores": scores}
 
 
@@ -194,6 +211,10 @@ def main() -> None:
     first = rounds[0]
     direct, single = (np.array(list(first[arm]["scores"].values())) for arm in ("direct", "batch1"))
     order = [list(first["direct"]["scores"]).index(name) for name in first["batch1"]["scores"]]
+    ranks = [
+        np.argsort(np.argsort([first[arm]["scores"][name] for name in first["batch1"]["scores"]]))
+        for arm in ("forward", "batch1")
+    ]
     for arm in ARMS:
         print(
             f"{arm:8s} {seconds[arm]:8.2f} CPU s   {seconds[arm] / seconds['train']:5.2f} x train   "
@@ -205,6 +226,8 @@ def main() -> None:
             "direct_vs_train": round(seconds["direct"] / seconds["train"], 3),
             "groups8_vs_train": round(seconds["groups"] / seconds["train"], 3),
             "direct_vs_batch1": round(seconds["batch1"] / seconds["direct"], 3),
+            "forward_vs_train": round(seconds["forward"] / seconds["train"], 3),
+            "forward_spearman": float(np.corrcoef(ranks[0], ranks[1])[0, 1]),
             "target_vs_train": round(seconds["target"] / seconds["train"], 3),
             "direct_error": float(np.abs(direct[order] - single).max() / np.abs(single).max()),
             "peak_bytes": {arm: first[arm]["peak_bytes"] for arm in ARMS},

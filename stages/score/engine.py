@@ -56,6 +56,7 @@ def score_pool(config: ScoreConfig, inputs: Inputs, work: Work) -> Summary:
         quarantined=quarantined,
         examples=inputs.maybe("pool"),
         flops=run.flops,
+        found=given.facts,
         measured={"seconds": round(seconds, 3), "peak_bytes": memory.bytes, "shards_kept_from_before": run.adopted},
     )
 

@@ -25,9 +25,10 @@ def report(
     quarantined: dict[str, int],
     examples: Artifact | None,
     flops: int,
+    found: dict[str, Any],
     measured: dict[str, Any],
 ) -> Summary:
-    """Return the stage's summary; `score_N` is NaN where a row has no score."""
+    """Return the stage's summary; `score_N` is NaN where a row has no score, `found` what the method says of itself."""
     valid = np.flatnonzero(np.isfinite(score_N))
     lengths = pool.column("n_tokens").to_numpy()[valid]
     correlation = spearman(score_N[valid], lengths)
@@ -39,6 +40,7 @@ def report(
         "target_groups": ", ".join(groups) or None,
         "spearman_score_length": None if correlation is None else round(correlation, 4),
         "flops": flops,
+        **found,
     }
     spread = np.quantile(score_N[valid].astype(np.float64), QUANTILES) if len(valid) else np.zeros(0)
     quantiles = tuple((f"{share:.0%}", float(f"{value:.6g}")) for share, value in zip(QUANTILES, spread, strict=False))

@@ -36,6 +36,9 @@ class Meter:
     def forward(self, batch: TokenBatch) -> None:
         """Count one forward pass over `batch`."""
 
+    def decoder(self, batch: TokenBatch) -> None:
+        """Count one forward pass over `batch` that stops before the output head."""
+
     def train(self, batch: TokenBatch) -> None:
         """Count one forward and backward pass over `batch`."""
 
@@ -50,8 +53,9 @@ class Given:
 
     Attributes:
         seed: 63-bit, from the configuration alone.
-        target: the target's tokens, for a grouped method; `groups` names the target groups and `members` holds each
-            one's row numbers.
+        target: the target's tokens, for a grouped method that reads tokens or a model; `groups` names the target groups
+            and `members` holds each one's row numbers.
+        target_texts: the texts of the same rows, for a grouped method that reads text.
         trained: the model (evaluation mode, on `device`), its moments and trainer record; parameters that were trained
             have `requires_grad`. Without a checkpoint: the base, all its parameters, no moments.
         autocast: dtype of forward passes where the plan asks for one that the weights do not have.
@@ -60,6 +64,7 @@ class Given:
         example_losses: folders of the losses met in training, oldest first.
         notice: tells the user something once.
         resources: what is entered here is closed when scoring ends, whatever happens.
+        facts: what preparing found out, for the summary; plain numbers and text.
     """
 
     seed: int
@@ -70,11 +75,13 @@ class Given:
     groups: tuple[str, ...] = ()
     members: tuple[np.ndarray, ...] = ()
     target: TokenTable | None = None
+    target_texts: Sequence[str] = ()
     device: str = "cpu"
     trained: TrainedModel | None = None
     autocast: torch.dtype | None = None
     examples: pa.Table | None = None
     example_losses: Sequence[Path] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -121,8 +128,9 @@ class Scorer(Method):
     home: ClassVar[str] = "stages.score.methods"
     reads: ClassVar[frozenset[Reads]] = frozenset()
     """What the engine must supply; a method that lists neither `model` nor `tokens` needs no torch."""
-    passes: ClassVar[Literal["none", "forward", "train"]] = "none"
-    """What one block costs: the engine counts a forward pass, or forward and backward, of the block's batch."""
+    passes: ClassVar[Literal["none", "decoder", "forward", "train"]] = "none"
+    """What one block costs: the engine counts a forward pass of the block's batch (`decoder`: one that stops before the
+    output head), or forward and backward."""
     grouped: ClassVar[bool] = False
     """Whether it gives one column a target group rather than one in all."""
 

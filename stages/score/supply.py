@@ -40,6 +40,10 @@ class FlopMeter(Meter):
         self.flops += self._costs.forward(*batch.shape, len(batch.answers.label_N))
         self.tokens += batch.tokens
 
+    def decoder(self, batch: TokenBatch) -> None:
+        self.flops += self._costs.forward(*batch.shape, 0)
+        self.tokens += batch.tokens
+
     def train(self, batch: TokenBatch) -> None:
         self.flops += self._costs.train(*batch.shape, len(batch.answers.label_N))
         self.tokens += batch.tokens
@@ -63,14 +67,20 @@ def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, reso
         device = _device()
         trained = _trained(read_pin(inputs.one("base")), inputs.maybe("checkpoint"), device)
         given |= {"device": device, "trained": trained, "autocast": _autocast(plan.record(Plan) if plan else None)}
-        given["meter"] = FlopMeter(trained.model, train=method.passes == "train")
+        given["meter"] = FlopMeter(trained.model, train=method.passes == "train" or "moments" in method.reads)
     if "example_losses" in method.reads:
         given["example_losses"] = [artifact.folder for artifact in inputs.all("example_losses")]
     if method.grouped:
-        from stages.model.batch import TokenTable
+        target = inputs.one("target_tokens").table()
+        given["groups"], given["members"] = _groups(config, target.column("source"))
+        if {"tokens", "model"} & method.reads:
+            from stages.model.batch import TokenTable
 
-        given["target"] = TokenTable(inputs.one("target_tokens").table())
-        given["groups"], given["members"] = _groups(config, given["target"].sources)
+            given["target"] = TokenTable(target)
+        if "text" in method.reads:
+            examples = inputs.one("target").table()
+            ids = target.column("example_id").to_pylist()
+            given["target_texts"] = [text_of(examples, example_id) for example_id in ids]
     if "text" in method.reads:
         given["examples"] = inputs.one("pool").table()
     return Given(
@@ -161,8 +171,7 @@ class BlockMaker:
     def settle(self, block: Block) -> None:
         """Count what one scored block cost."""
         if block.batch is not None and self._method.passes != "none":
-            count = block.meter.train if self._method.passes == "train" else block.meter.forward
-            count(block.batch)
+            getattr(block.meter, self._method.passes)(block.batch)
 
 
 class NoMemory:

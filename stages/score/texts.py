@@ -6,8 +6,14 @@ For reports and for scorers that read text; an id that is not in the table has n
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 
 import pyarrow as pa
+
+from stages.text.normalise import match_form
+
+WORD = re.compile(r"\w+")
 
 
 def text_of(examples: pa.Table, example_id: str) -> str:
@@ -21,9 +27,24 @@ def text_of(examples: pa.Table, example_id: str) -> str:
             high = middle
     if low == examples.num_rows or ids[low].as_py() != example_id:
         return ""
-    messages = examples.column("messages")[low].as_py()
+    return _text(examples.column("messages")[low].as_py(), examples.column("text")[low].as_py())
+
+
+def texts_of(examples: pa.Table) -> Iterator[str]:
+    """Yield the text of every example in the table's order, one record batch in memory."""
+    for batch in examples.select(["messages", "text"]).to_batches():
+        for messages, text in zip(batch.column(0), batch.column(1), strict=True):
+            yield _text(messages.as_py(), text.as_py())
+
+
+def terms_of(text: str) -> list[str]:
+    """Return the words of a text in match form, punctuation left out; scripts without spaces give runs."""
+    return WORD.findall(match_form(text))
+
+
+def _text(messages: str, text: str) -> str:
     if not messages:
-        return str(examples.column("text")[low].as_py())
+        return text
     turns = [turn for turn in json.loads(messages) if isinstance(turn, dict)]
     return "\n".join(f"{turn.get('role', '')}: {turn.get('content') or ''}" for turn in turns)
 

@@ -74,7 +74,7 @@ def test_S01_answer_truncated_away(case) -> None:
         s01.ingest(s01.folder / "target_truncated.jsonl", **limit)
 
 
-@pytest.mark.parametrize("method", ["influence", "perplexity"])
+@pytest.mark.parametrize("method", ["influence", "perplexity", "el2n", "grand"])
 def test_S02_score_depends_on_batch(case, tmp_path: Path, method: str) -> None:
     s02 = case("S02")
     lines = (s02.folder / "pool.jsonl").read_text(encoding="utf-8").splitlines()

@@ -9,13 +9,13 @@ is exact. LESS divides gᵢ by its tokens and norm; training here weighs each an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
 
-from data_contracts.errors import InputError
 from stages.score.scorer import Block, Given, Scorer
+from stages.score.target import target_directions
 
 if TYPE_CHECKING:
     from stages.gradients.inner_product import InnerProducts
@@ -39,26 +39,12 @@ class Influence(Scorer):
 
         Raises `InputError` where there is no target, or a target row has no token to predict.
         """
-        import torch
-
         from stages.gradients.inner_product import InnerProducts
-        from stages.gradients.precondition import mean_gradient
 
-        trained = given.trained
-        assert trained is not None
-        if given.target is None or not len(given.target):
-            raise InputError("a target with at least one row", "it has none", "name files under `data.target`")
-        directions: dict[str, Any] = {}
-        for column, rows in enumerate(given.members):
-            gradient, _, _ = mean_gradient(trained.model, _batches(given, rows), autocast=given.autocast)
-            for name, value in _preconditioned(gradient, given).items():
-                if name not in directions:
-                    directions[name] = torch.zeros(
-                        (len(given.members), *value.shape), dtype=value.dtype, device=value.device
-                    )
-                directions[name][column] = value
-        trained.moments.clear()  # as large as two models; no longer needed
-        products = InnerProducts(trained.model, directions, autocast=given.autocast)
+        assert given.trained is not None
+        directions = target_directions(given)
+        given.trained.moments.clear()
+        products = InnerProducts(given.trained.model, directions, autocast=given.autocast)
         return given.resources.enter_context(products)
 
     def score(self, block: Block, state: InnerProducts) -> np.ndarray:
@@ -73,35 +59,3 @@ class Influence(Scorer):
         unit_D1 = tokens_D1 if self.per == "token" else torch.ones_like(tokens_D1)
         score_DJ = found.product_DJ / unit_D1.masked_fill(tokens_D1 == 0, float("nan"))
         return np.asarray(score_DJ.float().cpu())
-
-
-def _preconditioned(gradient: dict[str, Any], given: Given) -> dict[str, Any]:
-    from stages.gradients.precondition import precondition
-
-    trained = given.trained
-    assert trained is not None
-    updates = int(trained.trainer.get("updates", 0))
-    if not trained.moments or updates < 1:
-        given.notice(
-            "influence: there is no checkpoint with Adam moments, so gradients are compared as they are (D = 1); "
-            "a warm-up gives moments and usually a better ranking"
-        )
-        return gradient
-    return precondition(
-        gradient,
-        trained.moments,
-        updates,
-        beta2=float(trained.trainer["beta2"]),
-        epsilon=float(trained.trainer["epsilon"]),
-    )
-
-
-def _batches(given: Given, rows: np.ndarray) -> Any:
-    """Yield the group's rows as batches on the device, counting each as one training pass."""
-    from stages.model.batch import collate, length_buckets
-
-    assert given.target is not None
-    for bucket in length_buckets([int(given.target.lengths[row]) for row in rows], given.batch_tokens):
-        batch = collate([given.target.row(int(rows[item])) for item in bucket]).to(given.device)
-        given.meter.train(batch)
-        yield batch

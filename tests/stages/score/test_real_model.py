@@ -91,10 +91,15 @@ def test_influence_of_a_lora_checkpoint_equals_the_explicit_product(setting: Any
     np.testing.assert_allclose(found["token"], mean_token, atol=1e-4 * np.abs(mean_token).max())
 
 
-def test_bfloat16_where_the_plan_asks_for_it_keeps_the_ranking(setting: Any, tmp_path: Path) -> None:
+def test_forward_only_influence_of_a_lora_checkpoint_ranks_as_the_direct_one(setting: Any, tmp_path: Path) -> None:
     _, inputs, _, _ = setting
-    exact = scores_of(tmp_path / "float32", inputs, scorer={"method": "influence"})
-    plan = Plan(
+    direct = scores_of(tmp_path / "direct", inputs, scorer={"method": "influence"})
+    forward = scores_of(tmp_path / "forward", inputs, scorer={"method": "influence_forward", "calibration_rows": 2})
+    np.testing.assert_allclose(forward, direct, atol=0.01 * np.abs(direct).max())
+
+
+def bfloat16_plan() -> Plan:
+    return Plan(
         technique={"method": "lora"},
         precision="bfloat16",
         micro_batch=1,
@@ -109,9 +114,14 @@ def test_bfloat16_where_the_plan_asks_for_it_keeps_the_ranking(setting: Any, tmp
         pass_flops=1,
         why="a test",
     )
+
+
+def test_bfloat16_where_the_plan_asks_for_it_keeps_the_ranking(setting: Any, tmp_path: Path) -> None:
+    _, inputs, _, _ = setting
+    exact = scores_of(tmp_path / "float32", inputs, scorer={"method": "influence"})
     rough = scores_of(
         tmp_path / "bfloat16",
-        {**inputs, "plan": record_of(tmp_path / "plan", "plan", plan)},
+        {**inputs, "plan": record_of(tmp_path / "plan", "plan", bfloat16_plan())},
         scorer={"method": "influence"},
     )
     assert not np.array_equal(exact, rough)

@@ -7,6 +7,7 @@ shows the traceback.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ from data_contracts.errors import EXIT_TERMINATED, LazyTrainError
 from flows.environment import refuse_foreign_rooms
 
 EXIT_INTERRUPTED = 130  # after ctrl-C, by typer
-ENDED = "ended: what was committed is kept; run the same command to go on\n"
+ENDED = "ended: what was committed is kept; the same command, or `lazytrain resume`, goes on\n"
 COMMANDS: dict[str, tuple[str, str]] = {
     "quickstart": ("quickstart", "Run the whole chain on a small real model and real text."),
     "init": ("init", "Write a short commented configuration for your model, pool, target and budget."),
@@ -103,6 +104,8 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, terminated)
     signal.signal(signal.SIGINT, interrupted)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a log file is read while it grows
     try:
         refuse_foreign_rooms()
         app(arguments)

@@ -25,7 +25,7 @@ def score(
     pool: Annotated[list[Path], typer.Option(help="File or folder; may be repeated.")],
     target: Annotated[list[Path], typer.Option(help="What good means; may be repeated.")],
     model: Annotated[str, typer.Option(help="The model's folder or hub name.")],
-    method: Annotated[str, typer.Option(help="The scorer: influence, perplexity, random, …")] = "influence",
+    method: Annotated[str, typer.Option(help="The scorer; docs/scoring.md lists them.")] = "influence",
     max_len: Annotated[int, typer.Option(min=2, help="Tokens of the longest row.")] = 1024,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens a forward and backward pass.")] = 4096,
     options: Annotated[list[str] | None, typer.Option("--set", help="section.key=value.")] = None,

@@ -21,6 +21,7 @@ from data_contracts.records import Origin, Request, Result, StoreAddress
 from data_contracts.store import Store, uploading
 from stages import __main__ as entry
 from stages import runner
+from stages.stage import find_stage
 from tests.conftest import ROOT
 from tests.flows.small_run import lay_out
 from tests.stages import toys
@@ -189,9 +190,10 @@ def test_what_no_run_refers_to_is_removed_from_the_server_and_from_the_cache(
 
 @pytest.mark.shared
 def test_a_base_model_in_a_folder_is_found_by_another_process(
-    server: tuple[str, Path], tmp_path: Path, shared: Path
+    server: tuple[str, Path], tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it lies is a measured file: it is fetched beside the record, which says nothing of a place."""
+    monkeypatch.setattr(runner, "find_stage", find_stage)  # the real ones
     url, _ = server
     address = StoreAddress(tracking_uri=url, work_uri=str(tmp_path / "work"), experiment="other-process")
     lay_out(tmp_path, shared)

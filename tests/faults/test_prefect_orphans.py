@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -50,8 +52,17 @@ def command_with_a_server(home: Path) -> tuple[subprocess.Popen[bytes], psutil.P
         assert command.poll() is None
         assert time.monotonic() < until
         time.sleep(0.1)
+    while not recorded(home / "prefect" / "prefect.db"):  # a task run reaches the database some time after it began
+        assert time.monotonic() < until
+        time.sleep(0.1)
     (server,) = psutil.Process(command.pid).children()
     return command, server
+
+
+def recorded(database: Path) -> bool:
+    """Return whether Prefect's database holds a task run that runs."""
+    with closing(sqlite3.connect(database, timeout=30)) as link:
+        return link.execute("SELECT 1 FROM task_run WHERE state_type = 'RUNNING'").fetchone() is not None
 
 
 def ended(process: psutil.Process) -> bool:

@@ -14,7 +14,7 @@ from filelock import FileLock
 
 def start_server() -> None:
     """Start this process's embedded server, unless one is named; it ends with this process."""
-    if os.environ.get("PREFECT_API_URL"):
+    if "PREFECT_API_URL" in os.environ:  # as `prepare` asks: only without it is there a folder for a server
         return
     from prefect.server.api.server import SubprocessASGIServer
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from stages import runner
 from stages.stage import find_stage
 from tests.conftest import ROOT
 from tests.flows.small_run import lay_out
+from tests.infra.services import free_port
 from tests.stages import toys
 from tests.stages.test_runner import make
 from tests.stores import blank
@@ -35,9 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """Start a server on loopback; yield its address and the folder where it keeps artifacts."""
     folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),

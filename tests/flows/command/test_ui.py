@@ -16,14 +16,9 @@ import pytest
 from flows.command import ui
 from flows.workspace import Workspace
 from tests.command import ROOT, lazytrain
+from tests.infra.services import free_port
 
 CONFIG = "model: {path: m}\ndata: {pool: p.jsonl, target: t.jsonl}\n"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

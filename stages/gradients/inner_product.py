@@ -31,6 +31,13 @@ LOGIT_BYTES = 512 * 2**20
 """Memory of the logits that may be held at once; a batch with more goes through the head in chunks."""
 
 
+def logit_chunk(model: nn.Module) -> int:
+    """Return for how many answer tokens the float32 logits are held at once: as many as `LOGIT_BYTES` has room for."""
+    inner = plain(model)
+    vocabulary = getattr(inner.get_output_embeddings(), "out_features", None) or inner.config.vocab_size
+    return max(1, LOGIT_BYTES // (4 * vocabulary))
+
+
 @dataclass(frozen=True)
 class Products:
     """What one forward and backward pass over a batch gave.
@@ -102,7 +109,7 @@ class InnerProducts:
         self._taps.begin(rows)
         with torch.enable_grad():
             with torch.autocast(device.type, dtype=self._autocast, enabled=self._autocast is not None):
-                loss_sum_D, answer_tokens_D = document_losses(self._model, batch, chunk_tokens=self._chunk())
+                loss_sum_D, answer_tokens_D = document_losses(self._model, batch, chunk_tokens=logit_chunk(self._model))
             if loss_sum_D.requires_grad and len(batch.answers.label_N):
                 loss_sum_D.sum().backward()
         self._check()
@@ -110,10 +117,6 @@ class InnerProducts:
         totals = torch.zeros(documents + 1, self.groups, dtype=torch.float64, device=device)
         totals.index_add_(0, torch.where(owner < 0, documents, owner), self._positions)
         return Products(totals[:documents] + self._formed, loss_sum_D.detach(), answer_tokens_D)
-
-    def _chunk(self) -> int:
-        vocabulary = getattr(self._head, "out_features", None) or plain(self._model).config.vocab_size
-        return max(1, LOGIT_BYTES // (4 * vocabulary))
 
     def _check(self) -> None:
         """After the first batch with an answer: every named parameter was met."""

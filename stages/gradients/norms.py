@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from data_contracts.errors import ModelError
-from stages.gradients.inner_product import FORMED_BYTES, LOGIT_BYTES
+from stages.gradients.inner_product import FORMED_BYTES, logit_chunk
 from stages.gradients.taps import Call, Taps, owners
 from stages.model.batch import TokenBatch
 from stages.model.loss import document_losses, plain
@@ -66,10 +66,9 @@ class GradientNorms:
         self._squares_D = torch.zeros(len(batch.example_ids), dtype=torch.float64, device=device)
         self._seen: set[str] = set()
         self._taps.begin(batch.shape[0])
-        chunk = max(1, LOGIT_BYTES // (4 * plain(self._model).config.vocab_size))
         with torch.enable_grad():
             with torch.autocast(device.type, dtype=self._autocast, enabled=self._autocast is not None):
-                loss_sum_D, answer_tokens_D = document_losses(self._model, batch, chunk_tokens=chunk)
+                loss_sum_D, answer_tokens_D = document_losses(self._model, batch, chunk_tokens=logit_chunk(self._model))
             if len(batch.answers.label_N):
                 loss_sum_D.sum().backward()
         return self._squares_D.clamp_min(0).sqrt(), loss_sum_D.detach(), answer_tokens_D

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from data_contracts.errors import ArtifactError, InputError
-from stages.gradients.inner_product import LOGIT_BYTES
+from stages.gradients.inner_product import logit_chunk
 from stages.model.batch import TokenBatch
-from stages.model.loss import document_losses, plain
+from stages.model.loss import document_losses
 
 
 def mean_gradient(
@@ -34,16 +34,13 @@ def mean_gradient(
     Raises `InputError` where an example has no token to predict: its loss would be 0 / 0.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    vocabulary = int(plain(model).config.vocab_size)
     losses: list[Tensor] = []
     for parameter in named.values():
         parameter.grad = None
     for batch in batches:
         with torch.enable_grad():
             with torch.autocast(batch.input_ids_BT.device.type, dtype=autocast, enabled=autocast is not None):
-                loss_sum_D, answer_tokens_D = document_losses(
-                    model, batch, chunk_tokens=max(1, LOGIT_BYTES // (4 * vocabulary))
-                )
+                loss_sum_D, answer_tokens_D = document_losses(model, batch, chunk_tokens=logit_chunk(model))
             empty = torch.nonzero(answer_tokens_D == 0).flatten().tolist()
             if empty:
                 raise InputError(

@@ -37,13 +37,13 @@ class EL2N(Scorer):
         """Return score_B; NaN where nothing is predicted."""
         import torch
 
-        from stages.gradients.inner_product import LOGIT_BYTES
+        from stages.gradients.inner_product import logit_chunk
         from stages.model.loss import hidden_states, plain
 
         model, autocast = state
         batch = block.tokens
         found, device = batch.answers, batch.input_ids_BT.device
-        chunk = max(1, LOGIT_BYTES // (4 * plain(model).config.vocab_size))
+        chunk = logit_chunk(model)
         # loss and error of each answer token, and 1 to count it, summed by example
         sums_B3 = torch.zeros(len(block.example_ids), 3, dtype=torch.float64, device=device)
         with torch.no_grad(), torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):

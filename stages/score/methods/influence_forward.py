@@ -147,10 +147,10 @@ class Differences:
         """Return the loss of each answer token in float64: differences are taken before anything is summed."""
         import torch
 
-        from stages.gradients.inner_product import LOGIT_BYTES
-        from stages.model.loss import plain, token_losses
+        from stages.gradients.inner_product import logit_chunk
+        from stages.model.loss import token_losses
 
-        device, chunk = batch.input_ids_BT.device.type, max(1, LOGIT_BYTES // (4 * plain(self.model).config.vocab_size))
+        device, chunk = batch.input_ids_BT.device.type, logit_chunk(self.model)
         with torch.no_grad(), torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None):
             return token_losses(self.model, batch, chunk_tokens=chunk).double()
 

@@ -57,6 +57,11 @@ class Workspace:
         return (self.root / self.config.store.home).resolve()
 
     @property
+    def unused(self) -> bool:
+        """Whether this is an embedded store in which nothing was run yet."""
+        return self.config.store.tracking_uri is None and not (self.home / "mlflow.db").exists()
+
+    @property
     def address(self) -> StoreAddress:
         """How a runner reaches the store; a local folder is made by the store on first use."""
         return embedded_address(

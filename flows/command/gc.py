@@ -36,7 +36,7 @@ def gc(
     prepare(workspace.home)
     from data_contracts.store import Store
 
-    if not (workspace.home / "mlflow.db").exists() and workspace.config.store.tracking_uri is None:
+    if workspace.unused:
         console().print(f"no run yet under {workspace.shown(workspace.home)}", soft_wrap=True)
         return
     garbage = Store(workspace.address).garbage(unfinished_seconds=unfinished_days * DAY_SECONDS)

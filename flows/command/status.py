@@ -37,7 +37,7 @@ def status(
     prepare(workspace.home)
     from data_contracts.store import Store
 
-    if not (workspace.home / "mlflow.db").exists() and workspace.config.store.tracking_uri is None:
+    if workspace.unused:
         console().print(f"no run yet under {workspace.shown(workspace.home)}: lazytrain run {config}", soft_wrap=True)
         return
     store = Store(workspace.address)

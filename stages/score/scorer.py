@@ -143,13 +143,13 @@ class Scorer(Method):
         raise TypeError(f"{type(self).__name__} defines no score")
 
     def finish(self, score_N: np.ndarray) -> np.ndarray:
-        """Return the final scores from those of the whole pool (float32, NaN where there is none).
-
-        The default returns them as they are: the method is pointwise, a row's score does not depend on other rows.
-        """
+        """Return the final scores from those of the whole pool (float32, NaN where there is none); here: as they are."""
         return score_N
 
     @classmethod
     def pointwise(cls) -> bool:
-        """Return whether a row's score is its own alone (so that rows already scored can be kept)."""
-        return cls.finish is Scorer.finish
+        """Return whether what `score` says of a row does not depend on what else is in the pool (`finish` may).
+
+        Rows that were scored before are then taken over when the pool grows.
+        """
+        return True

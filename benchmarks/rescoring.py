@@ -101,7 +101,17 @@ def main() -> None:
     work = options.work or Path(tempfile.mkdtemp())
     cells: list[dict[str, Any]] = []
     table = Table(title="Re-scoring a drifted model")
-    for name in ("category", "seed", "rows", "stale", "proxy_verify", "estimated", "FLOPs ratio", "top recall", "fallback"):
+    for name in (
+        "category",
+        "seed",
+        "rows",
+        "stale",
+        "proxy_verify",
+        "estimated",
+        "FLOPs ratio",
+        "top recall",
+        "fallback",
+    ):
         table.add_column(name)
     for category in draw_categories(tasks, 3)[: 1 if options.quick else 3]:
         for seed in options.seeds[: 1 if options.quick else None]:

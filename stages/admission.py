@@ -73,7 +73,9 @@ def earlier_commit(store: Store, stage: Stage[Any], kin: str) -> Inputs | None:
     for manifest in store.kindred(stage.verb, kin) if kin else ():
         refs = {**manifest.inputs, **{name: (output.ref,) for name, output in manifest.outputs.items()}}
         try:
-            return Inputs({name: tuple(Artifact(ref, store.open(ref)) for ref in given) for name, given in refs.items()})
+            return Inputs(
+                {name: tuple(Artifact(ref, store.open(ref)) for ref in given) for name, given in refs.items()}
+            )
         except ArtifactError:
             continue
     return None

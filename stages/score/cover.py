@@ -7,7 +7,7 @@ A row that is not computed has a score all the same: it can be selected, and is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -29,7 +29,9 @@ class Pool(Protocol):
     """The configured scorer."""
     lengths_N: np.ndarray
     answers_N: np.ndarray
-    notice: Callable[[str], None]
+
+    def notice(self, text: str) -> None:
+        """Tell the user something once."""
 
     def __len__(self) -> int: ...
 

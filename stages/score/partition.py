@@ -13,6 +13,9 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+import pyarrow as pa
+
 MOST_ROWS = 2048
 BATCHES_A_SHARD = 16
 """A shard is a node of at most this many full batches of tokens: enough rows to sort by length, little to redo."""
@@ -23,14 +26,14 @@ WASTE = 8
 class _Column(Sequence[bytes]):
     """The ids of some rows as bytes, each read when asked for: `bisect` looks at a few."""
 
-    def __init__(self, ids: Sequence[object], rows: Sequence[int]) -> None:
+    def __init__(self, ids: pa.ChunkedArray, rows: np.ndarray) -> None:
         self._ids, self._rows = ids, rows
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> bytes:  # type: ignore[override]
-        return self._ids[int(self._rows[index])].as_py().encode()  # type: ignore[attr-defined,no-any-return]
+        return str(self._ids[int(self._rows[index])].as_py()).encode()
 
 
 def parts(keys: Sequence[bytes], fits: Callable[[int, int], bool]) -> Iterator[tuple[int, int]]:
@@ -64,17 +67,17 @@ def _fork(low: bytes, high: bytes) -> bytes:
     raise ValueError("keys are sorted")
 
 
-def shards(ids: Sequence[object], rows: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+def shards(ids: pa.ChunkedArray, rows: np.ndarray, before: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) of each shard of `rows` (places in the column `ids`, ascending).
 
     Args:
-        lengths: tokens before each row and after the last, one more than rows: a cumulative sum.
+        before: tokens before each row and, at the end, of all rows.
         most: padded tokens of a batch.
     """
 
     def fits(start: int, stop: int) -> bool:
-        tokens = lengths[stop] - lengths[start]
-        return stop - start == 1 or (tokens <= most * BATCHES_A_SHARD and stop - start <= MOST_ROWS)
+        tokens = before[stop] - before[start]
+        return stop - start == 1 or bool(tokens <= most * BATCHES_A_SHARD and stop - start <= MOST_ROWS)
 
     return parts(_Column(ids, rows), fits)
 

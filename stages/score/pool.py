@@ -31,23 +31,23 @@ class ScoredPool:
     `flops` and `tokens` are what was spent on all passes so far, `passes` those of whole rows, in the order made.
     """
 
-    def __init__(
-        self, config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, resources: ExitStack
-    ) -> None:
+    def __init__(self, config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, resources: ExitStack) -> None:
         self.method, self.table = method, inputs.one("pool_tokens").table()
         if not self.table.num_rows:
             raise InputError("a pool with at least one row", "it has none", "look at the quarantine that ingest wrote")
         self.lengths_N = self.table.column("n_tokens").to_numpy()
         self.answers_N = self.table.column("n_answer_tokens").to_numpy()
-        self.notice = work.notice
         self.passes: list[ScorePass] = []
         self.groups: tuple[str, ...] = ()
         self.facts: dict[str, Any] = {}
         self.flops = self.tokens = self.found = self.taken = 0
         self._config, self._inputs, self._work, self._resources = config, inputs, work, resources
         self._opened: Opened | None = None
-        self._open = ExitStack()
-        resources.callback(lambda: self._open.close())
+        self._open = resources.enter_context(ExitStack())
+
+    def notice(self, text: str) -> None:
+        """Tell the user something once."""
+        self._work.notice(text)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -76,7 +76,7 @@ class ScoredPool:
         """Return the method prepared; what was open before is closed first."""
         if self._opened is None or self._opened.method is not method:
             self._open.close()
-            self._open, self._opened = ExitStack(), None
+            self._opened = None
             self._opened = open_scorer(self._config, method, self._inputs, self._work, self.table, self._open)
             given = self._opened.given
             self.flops, self.tokens = self.flops + given.meter.flops, self.tokens + given.meter.tokens

@@ -1,4 +1,4 @@
-"""Earlier rounds' scores, brought to the rows of this pool: two tables sorted by example_id, merged a stretch at a time.
+"""Earlier rounds' scores, brought to the rows of this pool: tables sorted by example_id, merged a stretch at a time.
 
 A row that an earlier table does not hold has NaN there; a row of its own that left the pool is ignored.
 """

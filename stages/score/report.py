@@ -65,5 +65,3 @@ def _ends(pool: pa.Table, score_N: np.ndarray, valid: np.ndarray, examples: Arti
         text = beginning(text_of(table, example_id)) if table is not None else ""
         rows.append((end, float(f"{score_N[row]:.6g}"), example_id, text))
     return Table(title="Best and worst", columns=("end", "score", "example_id", "text"), rows=tuple(rows))
-
-

@@ -3,7 +3,7 @@
 A commit of the same work on other rows (`Stage.kin`) holds them. What is taken over is a whole batch: the rows of a
 batch follow from the tree of `partition.py` alone, so where the earlier pool has a batch of the same rows with the same
 tokens, its numbers are those that this one would give. A single row is not: floating-point sums depend on the shape of
-the batch that a row stands in (on CPU in float32 the last bits differ). A batch with a row that has no score is computed
+the batch that a row stands in (on CPU in float32 the last bits differ). A batch with a row without a score is computed
 again.
 """
 

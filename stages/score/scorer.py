@@ -143,7 +143,7 @@ class Scorer(Method):
         raise TypeError(f"{type(self).__name__} defines no score")
 
     def finish(self, score_N: np.ndarray) -> np.ndarray:
-        """Return the final scores from those of the whole pool (float32, NaN where there is none); here: as they are."""
+        """Return the final scores from all of the pool's (float32, NaN where there is none); here: as they are."""
         return score_N
 
     @classmethod

@@ -1,7 +1,8 @@
 """Score: what each example of the pool is worth for the target.
 
 A scorer (a method) gives the numbers, a coverage (a method) says which rows it computes; the engine around them streams
-the pool, resumes and quarantines. This module is light: torch is loaded only inside `run`, and only for a scorer that reads tokens or a model.
+the pool, resumes and quarantines. This module is light: torch is loaded only inside `run`, and only for a scorer that
+reads tokens or a model.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from data_contracts.records import Plan, Summary
 from stages.score.cover import Coverage
 from stages.score.scorer import Scorer
 from stages.stage import Inputs, Stage, Takes, Work
-
 
 ROWS = {"pool", "pool_tokens", "plan", "previous_scores"}
 """Inputs that do not decide what a computed row is given, but for the plan's precision."""
@@ -51,7 +51,10 @@ class Score(Stage[ScoreSlice]):
     def methods(self, config: ScoreSlice) -> Iterable[tuple[type[Method], str]]:
         """Return the configured scorer and coverage, and the scorers that the coverage names."""
         score = config.score
-        named = [(Scorer, score.scorer, "score.scorer"), (Coverage, score.coverage, "score.coverage")]
+        named: list[tuple[type[Method], Mapping[str, Any], str]] = [
+            (Scorer, score.scorer, "score.scorer"),
+            (Coverage, score.coverage, "score.coverage"),
+        ]
         named += [(Scorer, settings, "score.coverage") for settings in _inside(score.coverage)]
         found: list[tuple[type[Method], str]] = []
         for family, settings, where in named:
@@ -67,7 +70,9 @@ class Score(Stage[ScoreSlice]):
         if not find(Coverage, name).whole:
             return None
         plan = inputs.maybe("plan")
-        given = {name: [artifact.ref.digest for artifact in inputs.all(name)] for name in sorted(set(self.takes) - ROWS)}
+        given = {
+            name: [artifact.ref.digest for artifact in inputs.all(name)] for name in sorted(set(self.takes) - ROWS)
+        }
         return {
             "config": config.model_dump(mode="json"),
             "precision": plan.record(Plan).precision if plan else None,

@@ -31,7 +31,7 @@ class Momentum(Coverage):
         now_N = self._normal(pool.method.finish(pool.score("full").score()))
         total_N, weight_N = now_N.copy(), np.ones(len(now_N))
         rounds = 0
-        for rounds, scoring in enumerate(pool.previous(), start=1):  # noqa: B007 - counted
+        for rounds, scoring in enumerate(pool.previous(), start=1):
             before_N = self._normal(pool.method.finish(pool.combined(scoring.group_NJ)))
             there, weight = np.isfinite(before_N), self.decay**rounds
             total_N[there] += weight * before_N[there]

@@ -33,7 +33,9 @@ FOLDS = 10
 class ProxyVerify(Coverage):
     """A glance at all rows, a sample and the would-be selected computed, the rest predicted."""
 
-    tokens: float = Field(0.28, gt=0, le=1, description="Most tokens of the pool spent, as a share of scoring it whole.")
+    tokens: float = Field(
+        0.28, gt=0, le=1, description="Most tokens of the pool spent, as a share of scoring it whole."
+    )
     glance: float = Field(0.15, gt=0, lt=1, description="Share of the pool's tokens that the glance takes.")
     sample: float = Field(0.05, gt=0, lt=1, description="Share of the rows computed to fit and to judge the predictor.")
     verify: float = Field(0.1, ge=0, le=1, description="Best rows that are verified: the share that will be selected.")
@@ -76,7 +78,7 @@ class _Prediction:
     def made(self, count: int) -> Covered:
         """Sample, predict, verify; compute the rest where the estimate is too low."""
         pool, settings = self.pool, self.settings
-        blind_N = ~np.isfinite(self.seen_NJ).all(axis=1)  # nothing to predict these from: computed
+        blind_N = np.logical_not(np.isfinite(self.seen_NJ).all(axis=1))  # nothing to predict these from: computed
         rows = np.union1d(self._stratified(np.flatnonzero(~blind_N), count), np.flatnonzero(blind_N))
         column_nJ = self._compute("sample", rows).columns().astype(np.float64)
         used = np.isfinite(column_nJ).all(axis=1) & ~blind_N[rows]

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from data_contracts.errors import ArtifactError, InputError
-from stages.gradients.inner_product import logit_chunk
 from stages.model.batch import TokenBatch
-from stages.model.loss import document_losses
+from stages.model.loss import document_losses, logit_chunk
 
 
 def mean_gradient(

@@ -70,9 +70,8 @@ class TappedPass:
 def decoder_linears(model: nn.Module) -> dict[nn.Module, dict[str, str]]:
     """Return the decoder's trainable linear layers with their attributes' and parameters' names (see `taps.owners`).
 
-    Adapters are among them; the output head and a weight that another kind of module shares are not: a product of
-    gradients over these ranks as one over all parameters does (Spearman 0.998 measured). Raises `ModelError` where
-    there is none.
+    Adapters are among them; the output head and a weight that another kind of module shares are not. Raises
+    `ModelError` where there is none.
     """
     head = plain(model).get_output_embeddings()
     found = owners(model, [name for name, value in model.named_parameters() if value.requires_grad])

@@ -76,20 +76,34 @@ def precondition(
     An element with v = 0 never had a gradient: nothing is known about its scale, and 1/ε would let it drown all others.
     It gets 0. Raises `ArtifactError` where a parameter with a gradient has no moment or one of another shape.
     """
+    return {
+        name: value / denominator(name, value, moments, updates, beta2=beta2, epsilon=epsilon)
+        for name, value in gradient.items()
+    }
+
+
+def denominator(
+    name: str,
+    value: Tensor,
+    moments: Mapping[str, tuple[Tensor, Tensor]],
+    updates: int,
+    *,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+) -> Tensor:
+    """Return √v̂ + ε of parameter `name` in the shape, dtype and place of `value`; infinite where v = 0.
+
+    Raises as `precondition` does.
+    """
     if updates < 1:
         raise ArtifactError("moments of at least one update", f"{updates} updates", "train first (the warm-up does)")
-    correction = 1.0 - beta2**updates
-    result = {}
-    for name, value in gradient.items():
-        second = moments.get(name, (None, None))[1]
-        if second is None or second.shape != value.shape:
-            found = "it has none" if second is None else f"it has shape {tuple(second.shape)}"
-            raise ArtifactError(
-                f"the checkpoint holds a second moment of {name}, shape {tuple(value.shape)}",
-                found,
-                "score from a checkpoint of the technique that is planned",
-            )
-        second = second.to(value.device, value.dtype)
-        scaled = value / ((second / correction).sqrt_().add_(epsilon))
-        result[name] = scaled.masked_fill_(second == 0, 0.0)
-    return result
+    second = moments.get(name, (None, None))[1]
+    if second is None or second.shape != value.shape:
+        raise ArtifactError(
+            f"the checkpoint holds a second moment of {name}, shape {tuple(value.shape)}",
+            "it has none" if second is None else f"it has shape {tuple(second.shape)}",
+            "score from a checkpoint of the technique that is planned",
+        )
+    second = second.to(value.device, value.dtype)
+    root = (second / (1.0 - beta2**updates)).sqrt_().add_(epsilon)
+    return root.masked_fill_(second == 0, float("inf"))

@@ -17,7 +17,7 @@ from torch.func import functional_call, vjp, vmap
 from transformers.pytorch_utils import Conv1D
 
 from data_contracts.errors import ModelError
-from stages.gradients.passes import FORMED_BYTES, TappedPass, Weigh
+from stages.gradients.passes import FORMED_BYTES, TappedPass
 from stages.gradients.taps import Call, owners
 from stages.model.batch import TokenBatch
 from stages.model.loss import plain
@@ -48,8 +48,8 @@ class ExampleGradients(TappedPass):
         """Of several calls: a tied weight, and the head, which may see its rows in pieces."""
         super().__init__(model, self._owners, autocast=autocast)
 
-    def of(self, batch: TokenBatch, take: Take, *, weigh: Weigh | None = None) -> tuple[Tensor, Tensor]:
-        """Hand every gradient of the summed (or weighted) answer losses to `take`; return loss_sum_D, answer_tokens_D.
+    def of(self, batch: TokenBatch, take: Take) -> tuple[Tensor, Tensor]:
+        """Hand every gradient of the summed answer losses to `take`; return loss_sum_D, answer_tokens_D.
 
         `take` is called while the pass runs, with (d, P) gradients; a parameter that no document reaches is absent.
         """
@@ -57,7 +57,7 @@ class ExampleGradients(TappedPass):
         self._batch, self._take = batch, take
         self._met: Counter[str] = Counter()
         self._calls: dict[str, list[tuple[Call, str]]] = defaultdict(list)
-        losses = self._pass(batch, weigh)
+        losses = self._pass(batch)
         for name, calls in self._calls.items():
             self._hand(name, calls)
         missed = sorted(set(self.parameters) - set(self._met))

@@ -1,12 +1,12 @@
 """One forward and backward pass that shows what its layers saw: the common part of all that reads gradients of a batch.
 
 A subclass names the modules to tap and computes in `_visit`; the loss is the sum of the documents' summed answer
-losses, or a weighted one. Which linear layers stand for the whole model is said here too.
+losses. Which linear layers stand for the whole model is said here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -17,13 +17,10 @@ from transformers.pytorch_utils import Conv1D
 from data_contracts.errors import ModelError
 from stages.gradients.taps import Call, Taps, owners
 from stages.model.batch import TokenBatch
-from stages.model.loss import logit_chunk, plain, token_losses
+from stages.model.loss import document_losses, logit_chunk, plain
 
 FORMED_BYTES = 64 * 2**20
 """Memory that the per-document gradients of one layer may take at once."""
-
-Weigh = Callable[[Tensor], Tensor]
-"""From loss_N of the answer tokens (nats, detached) to the weight of each one's gradient."""
 
 
 class TappedPass:
@@ -51,20 +48,16 @@ class TappedPass:
     def _visit(self, call: Call) -> None:
         raise NotImplementedError
 
-    def _pass(self, batch: TokenBatch, weigh: Weigh | None = None) -> tuple[Tensor, Tensor]:
-        """Run both ways and return loss_sum_D (unweighted, detached) and answer_tokens_D."""
-        found, device = batch.answers, batch.input_ids_BT.device
+    def _pass(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """Run both ways and return loss_sum_D (detached) and answer_tokens_D."""
         self._taps.begin(batch.shape[0])
+        device = batch.input_ids_BT.device.type
         with torch.enable_grad():
-            with torch.autocast(device.type, dtype=self._autocast, enabled=self._autocast is not None):
-                loss_N = token_losses(self._model, batch, chunk_tokens=logit_chunk(self._model))
-            if loss_N.requires_grad and len(found.label_N):
-                (loss_N if weigh is None else loss_N * weigh(loss_N.detach())).sum().backward()
-        documents = len(batch.example_ids)
-        sums_D = torch.zeros(documents, dtype=loss_N.dtype, device=device).index_add_(
-            0, found.document_N, loss_N.detach()
-        )
-        return sums_D, torch.bincount(found.document_N, minlength=documents)
+            with torch.autocast(device, dtype=self._autocast, enabled=self._autocast is not None):
+                loss_sum_D, answer_tokens_D = document_losses(self._model, batch, chunk_tokens=logit_chunk(self._model))
+            if loss_sum_D.requires_grad and len(batch.answers.label_N):
+                loss_sum_D.sum().backward()
+        return loss_sum_D.detach(), answer_tokens_D
 
 
 def decoder_linears(model: nn.Module) -> dict[nn.Module, dict[str, str]]:

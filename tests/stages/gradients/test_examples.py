@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from data_contracts.errors import ModelError
 from stages.gradients import examples
 from stages.gradients.examples import ExampleGradients
 from stages.model import loss
-from stages.model.batch import Row, TokenBatch, collate
+from stages.model.batch import TokenBatch, collate
 from tests.stages.gradients.small_models import rows_of, tiny_llama
 from tests.stages.gradients.test_inner_product import MODELS, explicit_gradient
 
@@ -50,20 +49,6 @@ def test_every_parameters_gradient_is_that_of_autograd(
             torch.testing.assert_close(parts[parameter][index], value.flatten(), rtol=1e-9, atol=1e-10 * scale)
         assert float(loss_sum_D[index]) == pytest.approx(explicit_loss, rel=1e-12)
         assert int(answer_tokens_D[index]) == tokens
-
-
-def test_weights_of_the_answer_tokens_weigh_their_gradients() -> None:
-    model = tiny_llama()
-    row = Row("two", np.arange(2, 9), np.array([False, False, True, False, False, False, True]))
-    first, last = (Row("one", row.input_ids, np.arange(7) == place) for place in (2, 6))
-    with ExampleGradients(model) as found:
-        parts: dict[str, Tensor] = {}
-        found.of(
-            collate([row]), lambda n, some, g: parts.__setitem__(n, g[0]), weigh=lambda _: torch.tensor([3.0, -1.0])
-        )
-    for name, value in explicit_gradient(model, first)[0].items():
-        expected = 3 * value - explicit_gradient(model, last)[0][name]
-        torch.testing.assert_close(parts[name], expected.flatten(), rtol=1e-9, atol=1e-12)
 
 
 def test_a_layer_that_is_called_twice_is_refused() -> None:

@@ -40,7 +40,8 @@ class Score(Stage[ScoreSlice]):
         "target": Takes("examples", optional=True),
         "example_losses": Takes("example_losses", optional=True, many=True),
     }
-    gives: ClassVar[Mapping[str, str]] = {"scores": "scores", "quarantine": "quarantine"}
+    gives: ClassVar[Mapping[str, str]] = {"scores": "scores", "quarantine": "quarantine", "features": "features"}
+    optional: ClassVar[frozenset[str]] = frozenset({"features"})
 
     def methods(self, config: ScoreSlice) -> Iterable[tuple[type[Method], str]]:
         """Return the configured scorer."""

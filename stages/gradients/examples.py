@@ -40,6 +40,7 @@ class ExampleGradients(TappedPass):
     def __init__(self, model: nn.Module, *, autocast: torch.dtype | None = None) -> None:
         named = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.parameters = {name: value.shape for name, value in named.items()}
+        self.size = sum(value.numel() for value in named.values())
         self._owners = owners(model, named)
         self._head = plain(model).get_output_embeddings()
         count = Counter(name for own in self._owners.values() for name in own.values())

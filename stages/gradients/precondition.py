@@ -40,13 +40,7 @@ def mean_gradient(
         with torch.enable_grad():
             with torch.autocast(batch.input_ids_BT.device.type, dtype=autocast, enabled=autocast is not None):
                 loss_sum_D, answer_tokens_D = document_losses(model, batch, chunk_tokens=logit_chunk(model))
-            empty = torch.nonzero(answer_tokens_D == 0).flatten().tolist()
-            if empty:
-                raise InputError(
-                    "every target example has an answer token to predict",
-                    f"{len(empty)} have no supervised token, the first is {batch.example_ids[empty[0]]}",
-                    "leave these rows out, or raise `ingest.longest_tokens` where the answer was cut away",
-                )
+            require_answers(batch)
             mean_D = loss_sum_D / answer_tokens_D
             mean_D.sum().backward()
         losses.append(mean_D.detach())
@@ -55,6 +49,18 @@ def mean_gradient(
     for parameter in named.values():
         parameter.grad = None
     return gradient, torch.cat(losses), count
+
+
+def require_answers(batch: TokenBatch) -> None:
+    """Raise `InputError` where a document of `batch` has no token to predict: its mean loss would be 0 / 0."""
+    counts_D = torch.bincount(batch.answers.document_N, minlength=len(batch.example_ids))
+    empty = torch.nonzero(counts_D == 0).flatten().tolist()
+    if empty:
+        raise InputError(
+            "every target example has an answer token to predict",
+            f"{len(empty)} have no supervised token, the first is {batch.example_ids[empty[0]]}",
+            "leave these rows out, or raise `ingest.longest_tokens` where the answer was cut away",
+        )
 
 
 def precondition(

@@ -12,11 +12,17 @@ Shapes: D examples, P coordinates of one parameter, K numbers of a sketch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from stages.gradients.examples import ExampleGradients
+from stages.model.batch import TokenBatch
+
+Change = Callable[[str, slice, Tensor], Tensor]
+"""From a parameter's name, some documents and their gradient_dP of the summed loss to what is sketched of them."""
 
 
 class SparseSketch:
@@ -33,6 +39,10 @@ class SparseSketch:
             raise ValueError(f"a sketch of {dimensions} numbers has no {parts} equal parts")
         self.dimensions, self.parts, self.seed = dimensions, parts, seed
         self.run = dimensions // parts
+
+    def flops(self, coordinates: int) -> int:
+        """Operations that one vector takes: a multiplication and an addition a coordinate and part."""
+        return 2 * self.parts * coordinates
 
     def add(self, sketch_DK: Tensor, name: str, values_DP: Tensor) -> None:
         """Add the sketch of parameter `name`'s part of D vectors to `sketch_DK`, in place."""
@@ -70,3 +80,19 @@ class SparseSketch:
         bits_P = np.unpackbits(np.frombuffer(random.bytes(-(-size // 8)), dtype=np.uint8), count=size)
         root = np.float32(self.parts**-0.5)
         return torch.from_numpy(shift_C), torch.from_numpy(np.where(bits_P, root, -root))
+
+
+def sketched(
+    gradients: ExampleGradients, sketch: SparseSketch, batch: TokenBatch, change: Change
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return sketch_DK of each document's gradient after `change`, loss_sum_D and answer_tokens_D."""
+    found: list[Tensor] = []
+
+    def take(name: str, some: slice, gradient_dP: Tensor) -> None:
+        if not found:
+            found.append(gradient_dP.new_zeros(len(batch.example_ids), sketch.dimensions))
+        sketch.add(found[0][some], name, change(name, some, gradient_dP))
+
+    loss_sum_D, answer_tokens_D = gradients.of(batch, take)
+    none_DK = loss_sum_D.new_zeros(len(batch.example_ids), sketch.dimensions)
+    return (found[0] if found else none_DK), loss_sum_D, answer_tokens_D

@@ -59,6 +59,7 @@ class Given:
         target_texts: the texts of the same rows, for a grouped method that reads text.
         trained: the model (evaluation mode, on `device`), its moments and trainer record; parameters that were trained
             have `requires_grad`. Without a checkpoint: the base, all its parameters, no moments.
+        checkpoints: every checkpoint given, oldest first, `trained` among them, for a method that reads several.
         autocast: dtype of forward passes where the plan asks for one that the weights do not have.
         batch_tokens: most padded tokens in one forward (and backward) pass.
         examples: the pool's examples, mapped, for a method that reads text.
@@ -79,6 +80,7 @@ class Given:
     target_texts: Sequence[str] = ()
     device: str = "cpu"
     trained: TrainedModel | None = None
+    checkpoints: Sequence[TrainedModel] = ()
     autocast: torch.dtype | None = None
     examples: pa.Table | None = None
     example_losses: Sequence[Path] = ()

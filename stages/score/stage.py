@@ -33,7 +33,7 @@ class Score(Stage[ScoreSlice]):
     takes: ClassVar[Mapping[str, Takes]] = {
         "base": Takes("base"),
         "plan": Takes("plan", optional=True),
-        "checkpoint": Takes("checkpoint", optional=True),
+        "checkpoint": Takes("checkpoint", optional=True, many=True),
         "pool_tokens": Takes("tokens"),
         "target_tokens": Takes("tokens"),
         "pool": Takes("examples", optional=True),

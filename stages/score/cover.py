@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
+from data_contracts.errors import ConfigError
 from data_contracts.method import Method
 
 if TYPE_CHECKING:
@@ -71,6 +72,17 @@ class Covered:
     predicted_NJ: np.ndarray | None = None
     finished: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+def refuse_unsampled(method: Scorer, coverage: str) -> None:
+    """Raise `ConfigError` for a scorer of which a sample saves nothing, or says nothing of the rest."""
+    if "model" not in method.reads:
+        found = f"{method.name()} reads none"
+    elif method.second_pass:
+        found = f"{method.name()} scores a row by the features of all"
+    else:
+        return
+    raise ConfigError(f"`score.coverage: {coverage}` computes a sample by a model, row by row", found, "use `full`")
 
 
 class Coverage(Method):

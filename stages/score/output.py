@@ -5,12 +5,15 @@ Written in the pool's order, a stretch of rows in memory.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import numpy as np
 import pyarrow as pa
 
 from data_contracts.errors import MethodError
 from data_contracts.tables import SCORES
 from stages.score.cover import Covered
+from stages.score.features import stored
 from stages.score.pool import ScoredPool
 from stages.stage import Work
 
@@ -18,18 +21,22 @@ STRETCH = 2048
 
 
 def write_scores(pool: ScoredPool, covered: Covered, final_N: np.ndarray, work: Work) -> tuple[dict[str, int], int]:
-    """Write `scores` and the quarantine; return the quarantined rows by reason, and how many rows are exact.
+    """Write `scores`, the quarantine and the features kept; return quarantined rows by reason, and the exact rows.
 
     Raises `MethodError` where no row has a score.
     """
     reasons: dict[str, int] = {}
     exact = 0
-    with work.writer("scores") as writer:
+    with ExitStack() as files:
+        writer = files.enter_context(work.writer("scores"))
+        features = files.enter_context(work.writer("features")) if pool.method.keeps_features else None
         for start in range(0, len(pool), STRETCH):
             stop = min(start + STRETCH, len(pool))
             part = _Stretch(pool, covered, final_N, start, stop)
             writer.extend(part.table())
             exact += int(part.exact.sum())
+            if features is not None:
+                features.extend(part.features())
             for example_id, reason, detail in part.refused():
                 reasons[reason] = reasons.get(reason, 0) + 1
                 work.quarantine(split="pool", reason=reason, detail=detail, example_id=example_id, field="score")
@@ -55,6 +62,7 @@ class _Stretch:
         self.loss: list[float | None] = [None] * count
         self.groups: list[list[float]] = [[] for _ in range(count)]
         self.why: list[tuple[str, str]] = [("", "")] * count
+        self.found: list[tuple[np.ndarray, pa.Table]] = []
         if covered.predicted_NJ is not None:
             columns = covered.predicted_NJ[start:stop]
             for index in np.flatnonzero(np.isfinite(columns).all(axis=1)).tolist():
@@ -63,6 +71,8 @@ class _Stretch:
             own = made.method is pool.method
             for rows, found in made.between(start, stop):
                 self._take(rows - start, found, own)
+                if own and pool.method.keeps_features:
+                    self.found.append((rows, found))
 
     def _take(self, places: np.ndarray, found: pa.Table, own: bool) -> None:
         columns = {name: found.column(name).to_pylist() for name in ("group_scores", "loss", "reason", "detail")}
@@ -82,6 +92,12 @@ class _Stretch:
             for name, field in ((field.name, field) for field in SCORES.schema)
         ]
         return pa.Table.from_arrays(arrays, schema=SCORES.schema)
+
+    def features(self) -> pa.Table:
+        """Return the features of the computed rows, in the pool's order."""
+        table = pa.concat_tables([found for _, found in self.found])
+        order = np.argsort(np.concatenate([places for places, _ in self.found]), kind="stable")
+        return stored(table.take(pa.array(order)))
 
     def refused(self) -> list[tuple[str, str, str]]:
         """Return (example_id, reason, detail) of each row without a score."""

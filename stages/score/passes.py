@@ -7,6 +7,7 @@ with the numbers, and which rows are asked for, is the coverage's business; how 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from data_contracts.errors import MethodError
 from stages.score.blocks import BlockScorer, Outcome
+from stages.score.features import gathered, rescored
 from stages.score.partition import shards
 from stages.score.reuse import Earlier
 from stages.score.scorer import Scorer
@@ -57,6 +59,7 @@ class ScorePass:
         self.seen_tokens = int(before[-1])
         """Of the rows, as far as they are looked at."""
         self._tokens = before[[stop for _, stop in self._ranges]] - before[[start for start, _ in self._ranges]]
+        self._gathered: Any = None
         self.flops = self.tokens = self.found = self.taken = 0
 
     def complete(self, scorer: BlockScorer, bar: Any) -> ScorePass:
@@ -72,6 +75,10 @@ class ScorePass:
             self.flops += shard.flops
             self.tokens += shard.tokens
             self.taken += shard.taken
+        if self.method.second_pass:
+            before = self._meter.flops
+            self._gathered = gathered(self.method, (shard.table for shard in self._all()), scorer.state)
+            self.flops += self._meter.flops - before
         return self
 
     def _score(self, scorer: BlockScorer, start: int, stop: int, scored_any: bool) -> bool:
@@ -105,6 +112,9 @@ class ScorePass:
             if stop > low and (high is None or start < high):
                 shard = self._read(start, stop)
                 assert shard is not None, "a shard that was just completed"
+                if self._gathered is not None:
+                    table = rescored(self.method, shard.table, self._gathered, self._folder.combine)
+                    shard = replace(shard, table=table)
                 yield shard
 
     def score(self) -> np.ndarray:

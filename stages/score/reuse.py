@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 def earlier_commit(work: Work, opened: Opened, config: ScoreConfig, pool: pa.Table) -> Earlier | None:
     """Return what may be taken over into a pass over the whole of `pool`, or None."""
-    if "model" not in opened.method.reads or not opened.method.pointwise():
+    method = opened.method
+    if "model" not in method.reads or not method.pointwise() or method.second_pass or method.keeps_features:
         return None
     found = work.earlier()
     if found is None:

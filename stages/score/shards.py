@@ -17,10 +17,19 @@ import pyarrow as pa
 
 from data_contracts.arrow import read_table, write_table
 from data_contracts.errors import ArtifactError
-from data_contracts.tables import SCORES
+from data_contracts.tables import FEATURES, SCORES
 from stages.score.blocks import Outcome, combined
 
-SCHEMA = pa.schema([*SCORES.schema, pa.field("reason", pa.string(), False), pa.field("detail", pa.string(), False)])
+FEATURE = tuple(name for name in FEATURES.schema.names if name != "example_id")
+SCHEMA = pa.schema(
+    [
+        *SCORES.schema,
+        pa.field("reason", pa.string(), False),
+        pa.field("detail", pa.string(), False),
+        *(FEATURES.schema.field(name).with_nullable(True) for name in FEATURE),
+    ]
+)
+"""A row of the scores, why it has none, and its feature."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,7 @@ class ShardFolder:
             "exact": scored,
             "reason": [outcome.reason for outcome in outcomes],
             "detail": [outcome.detail for outcome in outcomes],
+            **{name: [getattr(outcome.feature, name, None) for outcome in outcomes] for name in FEATURE},
         }
         path = self._path(start)
         unfinished = path.with_suffix(".unfinished")

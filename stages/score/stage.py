@@ -38,7 +38,8 @@ class Score(Stage[ScoreSlice]):
     takes: ClassVar[Mapping[str, Takes]] = {
         "base": Takes("base"),
         "plan": Takes("plan", optional=True),
-        "checkpoint": Takes("checkpoint", optional=True),
+        "checkpoint": Takes("checkpoint", optional=True, many=True),
+        "reference": Takes("checkpoint", optional=True),
         "pool_tokens": Takes("tokens"),
         "target_tokens": Takes("tokens"),
         "pool": Takes("examples", optional=True),
@@ -46,7 +47,8 @@ class Score(Stage[ScoreSlice]):
         "example_losses": Takes("example_losses", optional=True, many=True),
         "previous_scores": Takes("scores", optional=True, many=True),
     }
-    gives: ClassVar[Mapping[str, str]] = {"scores": "scores", "quarantine": "quarantine"}
+    gives: ClassVar[Mapping[str, str]] = {"scores": "scores", "quarantine": "quarantine", "features": "features"}
+    optional: ClassVar[frozenset[str]] = frozenset({"features"})
 
     def methods(self, config: ScoreSlice) -> Iterable[tuple[type[Method], str]]:
         """Return the configured scorer and coverage, and the scorers that the coverage names."""

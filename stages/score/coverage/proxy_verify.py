@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
-from data_contracts.errors import ConfigError
-from stages.score.cover import Coverage, Covered, Pool
+from stages.score.cover import Coverage, Covered, Pool, refuse_unsampled
 from stages.statistics.rank import spearman
 from stages.statistics.ridge import cross_validated, fit
 
@@ -45,12 +44,7 @@ class ProxyVerify(Coverage):
 
     def cover(self, pool: Pool) -> Covered:
         """Predict and verify, or compute all rows."""
-        if "model" not in pool.method.reads:
-            raise ConfigError(
-                "`score.coverage: proxy_verify` saves passes of a model",
-                f"{pool.method.name()} reads none",
-                "use `full`",
-            )
+        refuse_unsampled(pool.method, self.name())
         count = math.ceil(self.sample * len(pool))
         earlier = next((scoring for scoring in pool.previous()), None)
         if earlier is None or count < LEAST_SAMPLE:

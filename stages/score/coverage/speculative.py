@@ -17,7 +17,7 @@ from pydantic import Field
 
 from data_contracts.config import MethodSettings
 from data_contracts.method import resolve
-from stages.score.cover import Coverage, Covered, Pool
+from stages.score.cover import Coverage, Covered, Pool, refuse_unsampled
 from stages.score.scorer import Scorer
 from stages.statistics.rank import spearman
 
@@ -42,6 +42,7 @@ class Speculative(Coverage):
 
     def cover(self, pool: Pool) -> Covered:
         """Score all rows cheaply, a sample exactly, and correct the rest."""
+        refuse_unsampled(pool.method, self.name())
         cheap_N = self.cheap.finish(pool.score("proxy", method=self.cheap).score()).astype(np.float64)
         stratum_N = self._strata(cheap_N)
         rng = pool.rng("speculative")

@@ -67,7 +67,9 @@ class Make(Stage[MakeSlice]):
         work.measured("selection", "times.json").write_text("{}")
         work.notice("a toy ran")
         return Summary(
-            title="toy", facts={"rows": config.rows, "hits@1": 0.5, "hits_at_1": 0.9}, measured={"visits": visits, "earlier": earlier.one("selection").ref.rows if earlier else 0}
+            title="toy",
+            facts={"rows": config.rows, "hits@1": 0.5, "hits_at_1": 0.9},
+            measured={"visits": visits, "earlier": earlier.one("selection").ref.rows if earlier else 0},
         )
 
 

@@ -16,14 +16,25 @@ from tests.stages.gradients.small_models import rows_of
 from tests.stages.gradients.test_inner_product import explicit_gradient
 from tests.stages.score.setting import Setting, checkpoint_of, make_setting, moved_checkpoint
 
-VISITS = {"01-0000": [3.0, 2.0, 2.5, 1.0, 1.2], "01-0001": [2.0, 1.9, 1.93, 1.5], "01-0002": [2.0, 1.0, 0.5], "01-0003": [4.0]}
+VISITS = {
+    "01-0000": [3.0, 2.0, 2.5, 1.0, 1.2],
+    "01-0001": [2.0, 1.9, 1.93, 1.5],
+    "01-0002": [2.0, 1.0, 0.5],
+    "01-0003": [4.0],
+}
 
 
 def logged(folder: Path, offset: int = 0, visits: slice = slice(None)) -> Artifact:
     """Write visits as training does: sorted by step and position, examples mixed."""
     work = LocalWork(folder, {"e": "example_losses"})
     rows = [
-        {"step": offset + 10 * turn, "position": place, "example_id": example_id, "loss_sum": 3 * loss, "answer_tokens": 3}
+        {
+            "step": offset + 10 * turn,
+            "position": place,
+            "example_id": example_id,
+            "loss_sum": 3 * loss,
+            "answer_tokens": 3,
+        }
         for place, (example_id, losses) in enumerate(VISITS.items())
         for turn, loss in enumerate(losses[visits])
     ]

@@ -2,9 +2,10 @@
 
 Every row is looked at briefly at the fresh checkpoint (see `glance.py`) and a stratified sample is computed whole. A
 ridge regression from the glance, and from what earlier rounds stored where that helps, predicts the rest; its error is
-cross-validated over the sample. Then the rows that the predictions put among the best are computed, best first, and
-take the places that they really have, until the best are all computed or the tokens allowed are used. Where the rank
-correlation with full scoring is estimated below `least`, the rest is computed too. The first round computes all rows.
+cross-validated over the sample. Scores have heavy tails, so it works on asinh(score / median |score|). Then the rows
+that the predictions put among the best are computed, best first, and take the places that they really have, until the
+best are all computed or the tokens allowed are used. Where the rank correlation with full scoring is estimated below
+`least`, the rest is computed too. The first round computes all rows.
 
 The estimate is e + (1 − e) r: r the cross-validated rank correlation over the sample, e the share of computed rows.
 """
@@ -35,8 +36,8 @@ class ProxyVerify(Coverage):
     tokens: float = Field(
         0.28, gt=0, le=1, description="Most tokens of the pool spent, as a share of scoring it whole."
     )
-    glance: float = Field(0.15, gt=0, lt=1, description="Share of the pool's tokens that the glance takes.")
-    sample: float = Field(0.05, gt=0, lt=1, description="Share of the rows computed to fit and to judge the predictor.")
+    glance: float = Field(0.19, gt=0, lt=1, description="Share of the pool's tokens that the glance takes.")
+    sample: float = Field(0.08, gt=0, lt=1, description="Share of the rows computed to fit and to judge the predictor.")
     verify: float = Field(0.1, ge=0, le=1, description="Best rows that are verified: the share that will be selected.")
     least: float = Field(
         0.9, ge=-1, le=1, description="Estimated rank correlation with full scoring below which all is computed."
@@ -63,8 +64,8 @@ class _Prediction:
     ) -> None:
         self.settings, self.pool = settings, pool
         self.seen_NJ = seen.columns().astype(np.float64)
-        stored = [before_NJ, loss_N[:, None], pool.lengths_N[:, None], pool.answers_N[:, None]]
-        self.stored_NK = _filled(np.concatenate(stored, axis=1).astype(np.float64))
+        self.before_NJ = before_NJ.astype(np.float64)
+        self.plain_NK = np.stack([loss_N, pool.lengths_N, pool.answers_N], axis=1).astype(np.float64)
         self.score_N = np.full(len(pool), np.nan, dtype=np.float32)
         self.known_N = np.zeros(len(pool), dtype=bool)
         self.left = settings.tokens * float(pool.lengths_N.sum(dtype=np.int64)) - seen.seen_tokens
@@ -111,19 +112,26 @@ class _Prediction:
         """Return predicted_NJ by the better set of predictors, and its cross-validated rank correlation."""
         if len(rows) < LEAST_SAMPLE:
             return np.full(self.seen_NJ.shape, np.nan), None
+        scale_J = np.median(np.abs(column_nJ), axis=0)
+        scale_J = np.where(scale_J > 0, scale_J, 1.0)
+        wanted_nJ, seen_NJ = np.arcsinh(column_nJ / scale_J), np.arcsinh(self.seen_NJ / scale_J)
+        stored = [seen_NJ, self.plain_NK]
+        if self.before_NJ.shape == self.seen_NJ.shape:  # else the target groups are others than then
+            stored.append(np.arcsinh(self.before_NJ / scale_J))
         best: tuple[float, np.ndarray, np.ndarray] | None = None
-        for given_NK in (self.seen_NJ, np.concatenate([self.seen_NJ, self.stored_NK], axis=1)):
-            rng = self.pool.rng("proxy_verify", "folds")
-            out_nJ = cross_validated(given_NK[rows], column_nJ, FOLDS, rng)
-            error = float((((out_nJ - column_nJ) / (column_nJ.std(axis=0) + 1e-300)) ** 2).mean())
+        for given_NK in (seen_NJ, _filled(np.concatenate(stored, axis=1))):
+            out_nJ = cross_validated(given_NK[rows], wanted_nJ, FOLDS, self.pool.rng("proxy_verify", "folds"))
+            error = float(((out_nJ - wanted_nJ) ** 2).mean())
             if best is None or error < best[0]:
                 best = error, out_nJ, given_NK
         assert best is not None
         _, out_nJ, given_NK = best
-        sides = [self.pool.combined(side.astype(np.float32)) for side in (out_nJ, column_nJ)]
-        found = spearman(*sides)
-        predicted_NJ = fit(given_NK[rows], column_nJ).predict(np.where(np.isfinite(given_NK), given_NK, np.nan))
-        return predicted_NJ, None if found is None else round(found, 4)
+        found = spearman(self._combined(out_nJ, scale_J), self._combined(wanted_nJ, scale_J))
+        predicted_NJ = fit(given_NK[rows], wanted_nJ).predict(given_NK)
+        return _unscaled(predicted_NJ, scale_J), None if found is None else round(found, 4)
+
+    def _combined(self, value_nJ: np.ndarray, scale_J: np.ndarray) -> np.ndarray:
+        return self.pool.combined(_unscaled(value_nJ, scale_J).astype(np.float32))
 
     def _verify(self, facts: dict[str, Any]) -> int:
         """Compute rows among the best until all of those are; return how many predictions were swapped out."""
@@ -145,6 +153,11 @@ class _Prediction:
         final_N = self.pool.method.finish(self.score_N).astype(np.float64)
         here = np.flatnonzero(np.isfinite(final_N))
         return here[np.argsort(-final_N[here], kind="stable")][:count]
+
+
+def _unscaled(value_NJ: np.ndarray, scale_J: np.ndarray) -> np.ndarray:
+    """Undo asinh(score / scale); what lies far outside all that was seen stays within float32."""
+    return np.sinh(np.clip(value_NJ, -40, 40)) * scale_J
 
 
 def _filled(value_NK: np.ndarray) -> np.ndarray:

@@ -243,18 +243,18 @@ def test_proxy_verify_predicts_within_its_tokens_and_verifies_the_best(drifted: 
     assert exact[np.argsort(-score)[:14]].all()  # 15 % of 90 rows, each computed
     target = sum(len(row.input_ids) for row in rows_of(6, seed=2))
     assert work.ledger().total.tokens - target <= 0.95 * column(work, "n_tokens").sum()
-    assert spearmanr(score, fresh).statistic > 0.85  # two thirds of the rows are predicted
+    assert spearmanr(score, fresh).statistic > 0.75  # half of the rows are predicted, from half of their tokens
     assert facts["estimated_spearman"] == pytest.approx(
         exact.mean() + (1 - exact.mean()) * facts["cross_validated_spearman"], abs=1e-3
     )
 
 
 def test_proxy_verify_stops_verifying_when_its_tokens_are_used(drifted: Setting) -> None:
-    coverage = {**PREDICT, "tokens": 0.8, "verify": 1}
+    coverage = {**PREDICT, "tokens": 0.9, "verify": 1}
     work, summary = drifted.score("short", coverage=coverage, **INFLUENCE)
     assert summary.facts["unverified_of_the_best"] > 0
     target = sum(len(row.input_ids) for row in rows_of(6, seed=2))
-    assert work.ledger().total.tokens - target <= 0.8 * column(work, "n_tokens").sum()
+    assert work.ledger().total.tokens - target <= 0.9 * column(work, "n_tokens").sum()
 
 
 def test_all_is_computed_exactly_where_the_estimate_is_below_what_is_asked(drifted: Setting, fresh: np.ndarray) -> None:
@@ -286,8 +286,9 @@ def test_a_shard_of_other_rows_is_scored_again(drifted: Setting) -> None:
     whole, _ = drifted.score("right", coverage=PREDICT, **INFLUENCE)
     drifted.score("wrong", coverage=PREDICT, **INFLUENCE)
     shards = drifted.folder / "wrong" / "scratch" / "shards"
-    first, second = sorted((shards / "glance").iterdir())[:2]
-    first.write_bytes(second.read_bytes())
+    (glance,) = (shards / "glance").iterdir()
+    first = min((shards / "sample").iterdir())
+    first.write_bytes(glance.read_bytes())
     again, _ = drifted.score("wrong", coverage=PREDICT, **INFLUENCE)
     assert written(again) == written(whole)
 

@@ -37,7 +37,9 @@ def deploy(
         Literal["in_process", "process", "docker", "kubernetes"] | None,
         typer.Option(help="Where the pipeline's stages run; unset is in its own process."),
     ] = None,
-    cron: Annotated[str | None, typer.Option(help="When the pipeline runs; unset is as it was, at first as in prefect.yaml.")] = None,
+    cron: Annotated[
+        str | None, typer.Option(help="When the pipeline runs; unset is as it was or in prefect.yaml.")
+    ] = None,
 ) -> None:
     """Put the pipeline and its stages on a team's Prefect server."""
     prepare()

@@ -147,8 +147,7 @@ class Differences:
         """Return the loss of each answer token in float64: differences are taken before anything is summed."""
         import torch
 
-        from stages.gradients.inner_product import logit_chunk
-        from stages.model.loss import token_losses
+        from stages.model.loss import logit_chunk, token_losses
 
         device, chunk = batch.input_ids_BT.device.type, logit_chunk(self.model)
         with torch.no_grad(), torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None):

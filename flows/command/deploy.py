@@ -22,6 +22,8 @@ from flows.command.screen import console
 from flows.environment import prepare
 
 app = typer.Typer(add_completion=False)
+BUSY = "Server error '5"
+"""What Prefect's command says of an answer 5xx, after its retries: SQLite locked for long, a proxy without a server."""
 PREFECT_YAML = Path(__file__).resolve().parent.parent.parent / "prefect.yaml"
 
 
@@ -85,8 +87,13 @@ def install(kind: Literal["process", "docker", "kubernetes"], file: dict[str, An
             text=True,
             check=False,
         )
+    said = done.stdout + done.stderr
+    if done.returncode and BUSY in said:
+        raise TransientError(
+            "the Prefect server stores the deployments", said[-2000:], "try again when it is less busy"
+        )
     if done.returncode:
-        raise ConfigError("Prefect takes the deployments", (done.stdout + done.stderr)[-2000:], "see its message")
+        raise ConfigError("Prefect takes the deployments", said[-2000:], "see its message")
     for deployment in file["deployments"]:
         console().print(f"deployment  {deployment['entrypoint'].rpartition(':')[2]}/{kind}")
     for name in install_automations():

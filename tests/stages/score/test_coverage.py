@@ -269,6 +269,23 @@ def test_all_is_computed_exactly_where_the_estimate_is_below_what_is_asked(drift
             np.testing.assert_allclose(column(work, "score"), fresh, rtol=1e-4, atol=1e-5)
 
 
+def test_all_is_computed_where_too_little_of_the_sample_can_be(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    rows = []
+    for index in range(80):  # of two thirds the prompt begins with a token that the model lacks: no glance sees it
+        first = VOCABULARY + 1 if index % 3 else 1
+        ids = [first, *random.integers(0, VOCABULARY, 13).tolist()]
+        rows.append(odd_row(f"r{index:02d}", ids, [False] * 11 + [True] * 3))
+    setting = make_setting(tmp_path, pool=rows, checkpoint=True)
+    first_round, _ = setting.score("first", **INFLUENCE)
+    setting.inputs["previous_scores"] = [first_round.artifact("scores")]
+    work, summary = setting.score("second", coverage=PREDICT, **INFLUENCE)
+    assert summary.facts["fallback"] is True
+    assert summary.facts["estimated_spearman"] is None
+    assert column(work, "exact").sum() == 27
+    assert {row["reason"] for row in work.rows("quarantine")} == {"score_failed"}
+
+
 def test_a_coverage_killed_between_its_passes_resumes_to_the_same_bytes(drifted: Setting) -> None:
     whole, _ = drifted.score("uncut", coverage=PREDICT, **INFLUENCE)
     drifted.score("cut", coverage=PREDICT, **INFLUENCE)

@@ -137,11 +137,6 @@ class ScorePass:
             group_nJ[start + np.flatnonzero(lengths)] = column.flatten().to_numpy().reshape(-1, width)  # or none at all
         return group_nJ
 
-    def losses(self) -> np.ndarray:
-        """Return the rows' mean losses, float32, NaN where not computed."""
-        parts = [shard.table.column("loss").to_numpy() for shard in self._all()]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
-
     def between(self, low: int, high: int) -> Iterator[tuple[np.ndarray, pa.Table]]:
         """Yield (places in the pool, their results) of what this pass holds of the pool's rows `low` to `high`."""
         first, last = np.searchsorted(self.rows, [low, high])

@@ -44,16 +44,20 @@ def setting(tmp_path: Path) -> Setting:
     return make_setting(tmp_path, pool=rows_of(60, seed=1), checkpoint=True)
 
 
-def test_rows_already_scored_are_taken_over_and_the_bytes_are_those_of_a_full_run(setting: Setting) -> None:
-    first, none = run(setting, "first", rows_of(60, seed=1), None)
+@pytest.mark.parametrize("coverage", ["full", "momentum"])
+def test_rows_already_scored_are_taken_over_and_the_bytes_are_those_of_a_full_run(
+    setting: Setting, coverage: str
+) -> None:
+    how = {"coverage": {"method": coverage}}
+    first, none = run(setting, "first", rows_of(60, seed=1), None, **how)
     grown = [*rows_of(60, seed=1), *GROWN]
-    whole, _ = run(setting, "whole", grown, None)
-    part, taken = run(setting, "part", grown, first)
+    whole, _ = run(setting, "whole", grown, None, **how)
+    part, taken = run(setting, "part", grown, first, **how)
     assert none == 0
     assert 20 <= taken <= 56
     assert written(part) == written(whole)
     assert 0 < part.ledger().total.flops < 0.8 * whole.ledger().total.flops
-    again, taken = run(setting, "again", rows_of(60, seed=1), first)
+    again, taken = run(setting, "again", rows_of(60, seed=1), first, **how)
     assert taken == 60
     assert written(again) == written(first)
 

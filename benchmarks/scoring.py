@@ -46,11 +46,11 @@ FORWARD_STEP = 1e-4
 
 def read_rows(data: Path, model: Path, count: int, longest: int) -> list[Row]:
     """Return `count` instructions drawn by a fixed seed, prompt and answer tokenised; only the answer is supervised."""
-    from transformers import AutoTokenizer
-
+    from data_contracts.config import ModelConfig
     from stages.model.batch import Row
+    from stages.model.load import load_tokenizer, pin_model
 
-    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    tokenizer = load_tokenizer(pin_model(ModelConfig(path=model.name), model.parent))
     with gzip.open(data / "super_ni" / "super_ni_permissive_150.jsonl.gz", "rt", encoding="utf-8") as lines:
         texts = [json.loads(line) for line in lines]
     rows: list[Row] = []

@@ -8,10 +8,11 @@ the wall clock, not these), in rounds that alternate; the median round counts. E
     groups   the same for eight target groups
     forward  forward-only influence for one target group: two forward passes with the weights moved
     batch1   one example at a time, its whole gradient formed and multiplied with the same direction
+    features every example's projected and preconditioned gradient, 256 numbers a layer
 
 Scores of `direct` and `batch1` are compared, and those of `forward` and `batch1` by rank, so that what is timed is
 right. The target's own pass, which training would not need, is stated as `target_vs_train` for a target as large as
-the pool.
+the pool. LESS's way, sketches and quantised stores: see `benchmarks.features`.
 
     python -m benchmarks.scoring [--quick] [--data FOLDER] [--model FOLDER]
 """
@@ -21,7 +22,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -32,14 +32,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.chain import report
+from benchmarks.features import features_pass, projections, store
+from benchmarks.forked import in_own_process
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from stages.model.batch import Row, TokenBatch
 
-ARMS = ("train", "direct", "groups", "forward", "batch1", "target")
+ARMS = ("train", "direct", "groups", "forward", "batch1", "target", "features")
 GROUPS = 8
+BESIDE = 64
+"""Rows besides the pool: half for a warm-up, half for a target."""
 FORWARD_STEP = 1e-4
 """Of the weights' norm: what the method chooses in float32."""
 
@@ -139,6 +143,7 @@ def run_arm(arm: str, model: Any, pool: list[Row], batches: list[TokenBatch]) ->
     works: dict[str, Callable[[], Any]] = {
         "train": lambda: train_pass(model, batches),
         "target": lambda: mean_gradient(model, batches),
+        "features": lambda: features_pass(model, batches),
     }
     if arm in ("direct", "groups", "forward", "batch1"):
         direction = direction_of(model, GROUPS if arm == "groups" else 1)
@@ -156,29 +161,6 @@ def run_arm(arm: str, model: Any, pool: list[Row], batches: list[TokenBatch]) ->
 def _direct(products: Any, batches: list[TokenBatch]) -> dict[str, float]:
     with products:
         return direct_pass(products, batches)
-
-
-def in_own_process(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run `work` in a fork of this process (CPU only: torch's autograd has started no thread) and return its answer."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        code = 1
-        try:
-            with os.fdopen(writing, "w") as stream:
-                json.dump(work(), stream)
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as stream:
-        text = stream.read()
-    _, status = os.waitpid(child, 0)
-    if status:
-        raise SystemExit(f"an arm ended with status {status}")
-    said: dict[str, Any] = json.loads(text)
-    return said
 
 
 def main() -> None:
@@ -201,13 +183,17 @@ def main() -> None:
 
     torch.set_num_threads(1)
     model = load_model(pin_model(ModelConfig(path=folder.name), folder.parent))
-    pool = read_rows(options.data, folder, rows, 512)
+    pool = read_rows(options.data, folder, rows + BESIDE, 512)
+    beside, pool = pool[:BESIDE], pool[BESIDE:]
     batches = batches_of(pool, options.batch_tokens)
     rounds = [
         {arm: in_own_process(partial(run_arm, arm, model, pool, batches)) for arm in ARMS}
         for _ in range(3 if options.quick else 5)
     ]
     seconds = {arm: statistics.median(item[arm]["cpu_seconds"] for item in rounds) for arm in ARMS}
+    made = in_own_process(lambda: projections(model, pool))
+    goal = batches_of(beside[BESIDE // 2 :], options.batch_tokens)
+    kept = in_own_process(lambda: store(model, beside[: BESIDE // 2], batches, goal))
     first = rounds[0]
     direct, single = (np.array(list(first[arm]["scores"].values())) for arm in ("direct", "batch1"))
     order = [list(first["direct"]["scores"]).index(name) for name in first["batch1"]["scores"]]
@@ -230,7 +216,12 @@ def main() -> None:
             "forward_spearman": float(np.corrcoef(ranks[0], ranks[1])[0, 1]),
             "target_vs_train": round(seconds["target"] / seconds["train"], 3),
             "direct_error": float(np.abs(direct[order] - single).max() / np.abs(single).max()),
-            "peak_bytes": {arm: first[arm]["peak_bytes"] for arm in ARMS},
+            "direct_vs_less": round(made["less_seconds"] * len(pool) / seconds["direct"], 1),
+            "features_vs_train": round(seconds["features"] / seconds["train"], 3),
+            "sketch_vs_trak": round(made["trak_seconds"] / made["sketch_seconds"], 1),
+            "sketch_error_vs_trak": round(made["sketch_error"] / made["trak_error"], 3),
+            **kept,
+            "peak_bytes": {arm: first[arm]["peak_bytes"] for arm in ARMS} | made["peak_bytes"],
             "rows": len(pool),
             "tokens": sum(len(row.input_ids) for row in pool),
             "model": folder.name,

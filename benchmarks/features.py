@@ -5,8 +5,8 @@ Part of `benchmarks.scoring`, on the same real rows:
     less      a few examples as LESS does: one gradient at a time, TRAK's BasicProjector to 8,192 dimensions
     sketch    the same gradients through the sparse sketch to as many dimensions
     store     Adam updates of the whole pool after a short real warm-up, sketched, then kept at 16, 4, 1 bit a number:
-              the artifact's bytes over those of half precision, and rank correlation of the cosines with the mean of the
-              target, which is not quantised
+              the artifact's bytes over those of half precision, and rank correlation of the cosines with the target's
+              mean, which is not quantised
 
 Projection errors are those of inner products between pairs of the gradients, relative to their lengths.
 """

@@ -54,10 +54,7 @@ class ExampleGradients(TappedPass):
 
         `take` is called while the pass runs, with (d, P) gradients; a parameter that no document reaches is absent.
         """
-        assert not batch.packed, "per-example gradients need one document a row"
-        self._batch, self._take = batch, take
-        self._met: Counter[str] = Counter()
-        self._calls: dict[str, list[tuple[Call, str]]] = defaultdict(list)
+        self._take = take
         losses = self._pass(batch)
         for name, calls in self._calls.items():
             self._hand(name, calls)
@@ -70,6 +67,12 @@ class ExampleGradients(TappedPass):
             )
         self._calls.clear()
         return losses
+
+    def _begin(self, batch: TokenBatch) -> None:
+        assert not batch.packed, "per-example gradients need one document a row"
+        self._batch = batch
+        self._met: Counter[str] = Counter()
+        self._calls: dict[str, list[tuple[Call, str]]] = defaultdict(list)
 
     def _visit(self, call: Call) -> None:
         for attribute, name in self._owners[call.module].items():

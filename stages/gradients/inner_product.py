@@ -57,26 +57,41 @@ class InnerProducts(TappedPass):
         directions: parameter name (as in `model.named_parameters()`) to a tensor (J, *parameter.shape). A parameter
             that is not named takes no part, and backward goes no deeper than the lowest named one.
         autocast: dtype of the forward pass; None computes in the weights' own. Products add up in float64 either way.
+        beside: another that is shown the same passes (see `TappedPass`).
 
     Raises `ModelError` in `of` where a named parameter is used other than by calling the module that owns it, or by a
     module whose rows are not the batch's tokens: what could not be counted is never left out silently.
     """
 
     def __init__(
-        self, model: nn.Module, directions: Mapping[str, Tensor], *, autocast: torch.dtype | None = None
+        self,
+        model: nn.Module,
+        directions: Mapping[str, Tensor],
+        *,
+        autocast: torch.dtype | None = None,
+        beside: TappedPass | None = None,
     ) -> None:
         self.groups = next(iter(directions.values())).shape[0] if directions else 0
         self.extra_flops = 0
         """Operations beyond those of the weight gradients that a training step would compute instead."""
         self._directions = dict(directions)
         self._owners = owners(model, directions)
-        super().__init__(model, self._owners, autocast=autocast)
+        super().__init__(model, self._owners, autocast=autocast, beside=beside)
         self._head = plain(model).get_output_embeddings()
         self._seen: set[str] = set()
         self._checked = False
 
     def of(self, batch: TokenBatch) -> Products:
         """Return the products of every document of `batch`; one forward and one backward pass."""
+        documents, device = len(batch.example_ids), batch.input_ids_BT.device
+        loss_sum_D, answer_tokens_D = self._pass(batch)
+        self._check()
+        owner = batch.document_BT.flatten()
+        totals = torch.zeros(documents + 1, self.groups, dtype=torch.float64, device=device)
+        totals.index_add_(0, torch.where(owner < 0, documents, owner), self._positions)
+        return Products(totals[:documents] + self._formed, loss_sum_D, answer_tokens_D)
+
+    def _begin(self, batch: TokenBatch) -> None:
         rows, length = batch.shape
         device = batch.input_ids_BT.device
         self._batch, documents = batch, len(batch.example_ids)
@@ -84,12 +99,6 @@ class InnerProducts(TappedPass):
         self._formed = torch.zeros(documents, self.groups, dtype=torch.float64, device=device)
         self._everywhere = _Places(None, _runs(batch.document_BT.flatten()))
         self._answers = _Places(batch.answers.source_N, _runs(batch.answers.document_N))
-        loss_sum_D, answer_tokens_D = self._pass(batch)
-        self._check()
-        owner = batch.document_BT.flatten()
-        totals = torch.zeros(documents + 1, self.groups, dtype=torch.float64, device=device)
-        totals.index_add_(0, torch.where(owner < 0, documents, owner), self._positions)
-        return Products(totals[:documents] + self._formed, loss_sum_D, answer_tokens_D)
 
     def _check(self) -> None:
         """After the first batch with an answer: every named parameter was met."""

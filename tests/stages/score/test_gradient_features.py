@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from data_contracts.errors import ArtifactError, InputError
+from stages.gradients.projection import Projection
 from stages.gradients.quantised import Quantiser
 from stages.gradients.sketch import SparseSketch
 from stages.model.checkpoint import load_checkpoint
@@ -165,6 +166,25 @@ def test_features_are_stored_as_configured_and_decode_to_what_was_scored(tmp_pat
     whole = np.concatenate([feature for _, feature in decoded(exact.artifact("features").table())])
     cosine = (stored * whole).sum(axis=1) / np.linalg.norm(stored, axis=1) / np.linalg.norm(whole, axis=1)
     assert cosine.min() > {1: 0.7, 4: 0.98, 8: 0.9999, 16: 0.999999}[bits]
+
+
+def test_influence_leaves_features_of_the_same_pass_and_scores_as_without_them(tmp_path: Path) -> None:
+    setting = make_setting(tmp_path, checkpoint=True)
+    plain, _ = setting.score("plain", scorer={"method": "influence"}, batch_tokens=64)
+    work, _ = setting.score("kept", scorer={"method": "influence", "store_bits": 16, "per_layer": 6}, batch_tokens=64)
+    assert work.artifact("scores").ref.digest == plain.artifact("scores").ref.digest
+    model = load_checkpoint(setting.inputs["checkpoint"].folder, setting.pin).model
+    projection = Projection(model, per_layer=(6, 6), seed=0)
+    (found,) = [feature for _, feature in decoded(work.artifact("features").table())]
+    for row, feature_K in zip(POOL, found, strict=True):
+        expected_K = projection.project(explicit_gradient(model, row)[0]).numpy()
+        np.testing.assert_allclose(feature_K, expected_K, atol=2e-3 * np.abs(expected_K).max())
+    extra = work.ledger().total.flops - plain.ledger().total.flops
+    # q, k, v, o: 16 in; 16, 8, 8, 16 out; gate, up: 16 in, 24 out; down: 24 in, 16 out; each to 6 and 6, twice two layers
+    projected = 6 * ((16 + 16) + 2 * (16 + 8) + (16 + 16) + 3 * (16 + 24)) + 7 * 36
+    padded = extra / (2 * 2 * projected)
+    assert padded == int(padded)
+    assert sum(len(row.input_ids) for row in POOL) <= padded < 2 * sum(len(row.input_ids) for row in POOL)
 
 
 def test_a_resumed_stage_keeps_its_features_and_second_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 For a linear layer with inputs a and output gradients b, the gradient of one document is Σ_t b_t a_tᵀ, so its product
 with a direction V is Σ_t b_tᵀ V a_t: one matrix product the size of the weight gradient that training would compute.
 For several directions the document's gradient of one layer is formed inside the batch and multiplied once, where that
-takes fewer operations. Every other module is differentiated along V (forward mode), so all of them are exact.
+takes fewer operations. Every other module is differentiated along V, so all of them are exact.
 Shapes: D documents, J directions, B rows, T positions, N rows given to a layer, i and o a layer's inputs and outputs.
 """
 
@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp
+from torch.func import functional_call
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
@@ -130,13 +129,11 @@ class InnerProducts(TappedPass):
                 self._linear(places, weight_Joi, given_Ni, gradient_No)
             return
         gradient_No, kept_N = call.gradient.flatten(0, -2), _kept(call)
-        columns = []
-        for group in range(self.groups):
-            if forward is nn.Embedding.forward:
-                tangent = functional.embedding(call.given, direction["weight"][group])
-            else:
-                tangent = _tangent(call, {name: value[group] for name, value in direction.items()})
-            columns.append(_dot(gradient_No, tangent.flatten(0, -2)) * kept_N)
+        if forward is nn.Embedding.forward:
+            tangents = [functional.embedding(call.given, one) for one in direction["weight"]]
+        else:
+            tangents = _tangents(call, direction, self.groups)
+        columns = [_dot(gradient_No, tangent.flatten(0, -2)) * kept_N for tangent in tangents]
         self._add(places, torch.stack(columns, dim=1))
 
     def _places(self, call: Call) -> _Places:
@@ -223,13 +220,20 @@ def _kept(call: Call) -> Tensor:
     return (call.given.flatten() != padding).to(torch.float32)
 
 
-def _tangent(call: Call, direction: dict[str, Tensor]) -> Tensor:
-    """Return the derivative of the module's output along `direction`, its input held fixed."""
+def _tangents(call: Call, direction: dict[str, Tensor], groups: int) -> list[Tensor]:
+    """Return the derivative of the module's output along each direction, its input held fixed.
+
+    The backward pass is linear in the output gradient u, and its derivative by u along the direction is the tangent: no
+    forward-mode rules, whose first use costs a process 0.4 to 0.9 s; and two to three times as fast (RMSNorm, CPU).
+    """
     module = call.module
-    values = {name: getattr(module, name).detach() for name in direction}
-
-    def output(parameters: dict[str, Tensor]) -> Any:
-        return functional_call(module, parameters, (call.given, *call.rest), dict(call.named))
-
-    tangents = {name: value.to(values[name].dtype) for name, value in direction.items()}
-    return jvp(output, (values,), (tangents,))[1]
+    values = {name: getattr(module, name).detach().requires_grad_() for name in direction}
+    with torch.enable_grad():
+        output = functional_call(module, values, (call.given, *call.rest), dict(call.named))
+        probe = torch.zeros_like(output, requires_grad=True)
+        backward = torch.autograd.grad(output, list(values.values()), probe, create_graph=True)
+        along_J = [
+            torch.stack([(b * direction[n][group].to(b)).sum() for n, b in zip(values, backward, strict=True)]).sum()
+            for group in range(groups)
+        ]
+    return [torch.autograd.grad(along, probe, retain_graph=True)[0] for along in along_J]

@@ -42,7 +42,7 @@ class TappedPass:
         autocast: torch.dtype | None = None,
         beside: TappedPass | None = None,
     ) -> None:
-        self._model, self._autocast, self._beside = model, autocast, beside
+        self._model, self._autocast, self.beside = model, autocast, beside
         self._tapped = set(modules)
         self._taps = Taps(model, self._tapped | (beside._tapped if beside else set()), self._show)
 
@@ -66,14 +66,14 @@ class TappedPass:
     def _show(self, call: Call) -> None:
         if call.module in self._tapped:
             self._visit(call)
-        if self._beside is not None:
-            self._beside._show(call)
+        if self.beside is not None:
+            self.beside._show(call)
 
     def _pass(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Run both ways and return loss_sum_D (detached) and answer_tokens_D."""
         self._begin(batch)
-        if self._beside is not None:
-            self._beside._begin(batch)
+        if self.beside is not None:
+            self.beside._begin(batch)
         self._taps.begin(batch.shape[0])
         device = batch.input_ids_BT.device.type
         with torch.enable_grad():

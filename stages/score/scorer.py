@@ -61,6 +61,7 @@ class Given:
             have `requires_grad`. Without a checkpoint: the base, all its parameters, no moments.
         checkpoints: every checkpoint given, oldest first, `trained` among them, for a method that reads several.
         autocast: dtype of forward passes where the plan asks for one that the weights do not have.
+        pool_rows: rows of the pool.
         batch_tokens: most padded tokens in one forward (and backward) pass.
         examples: the pool's examples, mapped, for a method that reads text.
         example_losses: folders of the losses met in training, oldest first.
@@ -70,6 +71,7 @@ class Given:
     """
 
     seed: int
+    pool_rows: int
     batch_tokens: int
     meter: Meter
     notice: Callable[[str], None]

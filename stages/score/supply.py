@@ -89,6 +89,7 @@ def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, reso
         given["examples"] = inputs.one("pool").table()
     return Given(
         seed=work.seed("score", method.name()),
+        pool_rows=inputs.one("pool_tokens").table().num_rows,
         batch_tokens=config.batch_tokens,
         notice=notice,
         resources=resources,

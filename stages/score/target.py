@@ -7,7 +7,7 @@ Adam moments. Every kind of influence is a product with these directions; how it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -90,6 +90,13 @@ def target_mean(given: Given, features: Callable[[TokenBatch], np.ndarray]) -> n
             total_K = total_K + features(batch).astype(np.float64).sum(axis=0)
         means.append(np.asarray(total_K) / len(members))
     return np.stack(means)
+
+
+def worth(product_DJ: Tensor, answer_tokens_D: Tensor, per: Literal["visit", "token"]) -> np.ndarray:
+    """Return score_DJ float32 of the products of summed answer losses; NaN where nothing is predicted."""
+    tokens_D1 = answer_tokens_D[:, None].double()
+    unit_D1 = tokens_D1 if per == "token" else tokens_D1.new_ones(tokens_D1.shape)
+    return np.asarray((product_DJ / unit_D1.masked_fill(tokens_D1 == 0, float("nan"))).float().cpu())
 
 
 def target_batches(given: Given, rows: np.ndarray) -> Iterator[TokenBatch]:

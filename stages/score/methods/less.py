@@ -78,7 +78,8 @@ class Less(FeatureScorer):
             block.meter.train(block.tokens)
         block.meter.add(sum(one.sketch.flops(one.gradients.size) for one in opened) * len(block.example_ids))
         block.note_losses(loss_sum_B, answer_tokens_B)
-        block.note_features(Quantiser(feature_BK.shape[1], self.store_bits or 32), feature_BK)
+        if self.store_bits:
+            block.note_features(Quantiser(feature_BK.shape[1], self.store_bits), feature_BK)
         return feature_BK @ target_JK.T
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from stages.gradients.quantised import Quantiser
 from stages.gradients.sketch import SparseSketch
 from stages.model.checkpoint import load_checkpoint
 from stages.score import features, shards
-from stages.score.features import decoded
+from stages.score.blocks import Outcome
+from stages.score.features import FeatureScorer, decoded, gathered, rescored
+from stages.score.scorer import Feature
 from stages.stage import Artifact
 from tests.stages.gradients.small_models import rows_of
 from tests.stages.gradients.test_inner_product import explicit_gradient
@@ -200,6 +203,43 @@ def test_a_resumed_stage_keeps_its_features_and_second_pass(tmp_path: Path, monk
     for output in ("scores", "features"):
         assert again.artifact(output).ref.digest == whole.artifact(output).ref.digest
     assert summary.measured["shards_kept_from_before"] == 3
+
+
+class Squared(FeatureScorer):
+    """First the row's number, then the mean of all features times its own, over that number."""
+
+    second_pass = True
+
+    def gather(self, features: Iterable[np.ndarray], state: float) -> float:
+        return state * float(np.mean(np.concatenate(list(features))))
+
+    def rescore(self, feature_BK: np.ndarray, first_BJ: np.ndarray, gathered: float) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.concatenate([feature_BK * gathered, feature_BK / first_BJ], axis=1)
+
+
+def test_a_second_pass_replaces_scores_and_says_where_they_are_not_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "ROWS_AT_ONCE", 2)
+    quantiser = Quantiser(1, 32)
+    code, scale = quantiser.encode(np.array([[1.0], [2.0], [3.0], [6.0]]))
+    kept = [Feature(32, 1, float(s), c.tobytes()) for c, s in zip(code, scale, strict=True)]
+    first = [2.0, 0.0, 4.0, 3.0]
+    good = [Outcome(np.array([x], np.float32), 1.0, feature=f) for x, f in zip(first, kept, strict=True)]
+    outcomes = [good[0], Outcome(np.zeros(0, np.float32), np.nan, "score_failed", "why"), *good[1:]]
+    about = {"example_id": list("abcde"), "source": ["s"] * 5, "n_tokens": [3] * 5, "n_answer_tokens": [1] * 5}
+    shards.write_shard(tmp_path, 0, about, outcomes, combine="max", flops=1, tokens=2)
+    shard = shards.read_shard(tmp_path, 0, 5)
+    assert shard is not None
+    mean = gathered(Squared(), [shard.table, shard.table], 10.0)
+    assert mean == 30.0
+    found = rescored(Squared(), shard.table, mean, "max").to_pylist()
+    assert [row["group_scores"] for row in found] == [[30.0, 0.5], [], [], [90.0, 0.75], [180.0, 2.0]]
+    assert [row["score"] for row in found] == [30.0, None, None, 90.0, 180.0]
+    assert [row["reason"] for row in found] == ["", "score_failed", "score_not_finite", "", ""]
+    assert [row["exact"] for row in found] == [True, False, False, True, True]
+    assert features.stored(shard.table).column("example_id").to_pylist() == list("acde")
 
 
 @pytest.mark.parametrize("method", ["less", "trak"])

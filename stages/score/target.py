@@ -68,6 +68,13 @@ def preconditioned(gradient: dict[str, Tensor], given: Given) -> dict[str, Tenso
     )
 
 
+def checkpoint_weights(given: Given) -> list[float]:
+    """Return each checkpoint's share of the sum of their learning rates; equal shares where all are 0 or unknown."""
+    rates = [float(trained.trainer.get("learning_rate", 0.0)) for trained in given.checkpoints]
+    total = sum(rates)
+    return [rate / total if total > 0 else 1 / len(rates) for rate in rates]
+
+
 def require_target(given: Given) -> None:
     """Raise `InputError` where there is no target row."""
     if given.target is None or not len(given.target):

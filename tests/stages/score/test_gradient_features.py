@@ -92,7 +92,7 @@ def test_less_weighs_checkpoints_by_their_learning_rates(tmp_path: Path) -> None
     np.testing.assert_allclose(found, expected, atol=0.01)
     assert work.rows("features")[0]["dimensions"] == 2 * WIDE
     with pytest.raises(ArtifactError, match="at most one input `checkpoint`"):
-        setting.score("one", scorer={"method": "influence"})
+        setting.score("one", scorer={"method": "perplexity"})
 
 
 def test_less_without_moments_is_refused(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ one batched forward and backward pass; or, for one group in float32, by the diff
 is seen to give the same number. Source: Xia et al. 2024 (LESS), the preconditioner moved to the target, where it
 is exact. LESS divides gᵢ by its tokens and norm; training here weighs each answer token alike, so a visit adds the sum.
 Given several checkpoints, it is the mean weighted by their learning rates, all in memory (the backward form each).
-With `store_bits` the same pass leaves each gᵢ, projected and not preconditioned, as an artifact: its product with
-`Projection.project(D Ḡ, dual=True)` estimates the influence for any later target, at any checkpoint's moments.
+With `store_bits` the same pass leaves each gᵢ, projected, as an artifact: its product with `Projection.project(D Ḡ,
+dual=True)` estimates the influence for any later target, at any checkpoint's moments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import Field
 from stages.gradients.quantised import Quantiser
 from stages.score.features import FeatureScorer
 from stages.score.scorer import Block, Given
-from stages.score.target import checkpoint_weights, target_directions, worth
+from stages.score.target import adam_settings, checkpoint_weights, target_directions, worth
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +57,11 @@ class Influence(FeatureScorer):
     per_layer: int = Field(
         16, ge=1, le=1024, description="With `store_bits`: numbers kept of each side of a linear layer's gradient."
     )
+    metric: Literal["plain", "adam"] = Field(
+        "plain",
+        description="With `store_bits`: gradients as they are, for any later target; or times √D of this checkpoint (D "
+        "of rank one), so that products of rows are the optimizer's.",
+    )
 
     def prepare(self, given: Given) -> list[tuple[float, InnerProducts | Differences]]:
         """Open every checkpoint, each with its weight: its groups' preconditioned mean gradients and taps, or steps.
@@ -82,7 +87,8 @@ class Influence(FeatureScorer):
         if forward is not None:
             return forward
         sides = (self.per_layer, self.per_layer)
-        features = Projection(model, per_layer=sides, seed=SEED) if self.keeps_features and newest else None
+        adam = adam_settings(given) if self.metric == "adam" else {}
+        features = Projection(model, per_layer=sides, seed=SEED, **adam) if self.keeps_features and newest else None
         products = InnerProducts(model, directions, autocast=given.autocast, beside=features)
         return given.resources.enter_context(products)
 

@@ -171,13 +171,16 @@ def test_features_are_stored_as_configured_and_decode_to_what_was_scored(tmp_pat
     assert cosine.min() > {1: 0.7, 4: 0.98, 8: 0.9999, 16: 0.999999}[bits]
 
 
-def test_influence_leaves_features_of_the_same_pass_and_scores_as_without_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("metric", ["plain", "adam"])
+def test_influence_leaves_features_of_the_same_pass_and_scores_as_without_them(tmp_path: Path, metric: str) -> None:
     setting = make_setting(tmp_path, checkpoint=True)
     plain, _ = setting.score("plain", scorer={"method": "influence"}, batch_tokens=64)
-    work, _ = setting.score("kept", scorer={"method": "influence", "store_bits": 16, "per_layer": 6}, batch_tokens=64)
+    scorer = {"method": "influence", "store_bits": 16, "per_layer": 6, "metric": metric}
+    work, _ = setting.score("kept", scorer=scorer, batch_tokens=64)
     assert work.artifact("scores").ref.digest == plain.artifact("scores").ref.digest
-    model = load_checkpoint(setting.inputs["checkpoint"].folder, setting.pin).model
-    projection = Projection(model, per_layer=(6, 6), seed=0)
+    trained = load_checkpoint(setting.inputs["checkpoint"].folder, setting.pin)
+    model, adam = trained.model, {"moments": trained.moments, "updates": 4, **ADAM}
+    projection = Projection(model, per_layer=(6, 6), seed=0, **(adam if metric == "adam" else {}))  # type: ignore[arg-type]
     (found,) = [feature for _, feature in decoded(work.artifact("features").table())]
     for row, feature_K in zip(POOL, found, strict=True):
         expected_K = projection.project(explicit_gradient(model, row)[0]).numpy()

@@ -128,13 +128,13 @@ class InnerProducts(TappedPass):
                     weight_Joi = weight_Joi.transpose(1, 2)
                 self._linear(places, weight_Joi, given_Ni, gradient_No)
             return
-        gradient_No, kept_N = call.gradient.flatten(0, -2), _kept(call)
         if forward is nn.Embedding.forward:
             tangents = [functional.embedding(call.given, one) for one in direction["weight"]]
         else:
             tangents = _tangents(call, direction, self.groups)
-        columns = [_dot(gradient_No, tangent.flatten(0, -2)) * kept_N for tangent in tangents]
-        self._add(places, torch.stack(columns, dim=1))
+        count = len(self._positions) if places.index_N is None else len(places.index_N)
+        columns = [_dot(call.gradient, tangent).reshape(count, -1).sum(dim=1) for tangent in tangents]
+        self._add(places, torch.stack(columns, dim=1) * _kept(call, count)[:, None])
 
     def _places(self, call: Call) -> _Places:
         """Find which tokens the rows of a call are. Raises `ModelError` where they are no tokens of the batch."""
@@ -150,6 +150,8 @@ class InnerProducts(TappedPass):
                 return _Places(source_N[piece], _runs(self._batch.answers.document_N[piece]))
         elif leading in ((rows, length), (rows * length,)):
             return self._everywhere
+        elif leading[:2] == (rows, length) and type(call.module).forward not in (nn.Linear.forward, Conv1D.forward):
+            return self._everywhere  # a norm of each head, say: several rows a token, which add up
         raise ModelError(
             "a module with trainable parameters sees one row a token",
             f"{type(call.module).__name__} sees rows of shape {leading} in a batch of {rows} x {length}",
@@ -211,12 +213,11 @@ def _dot(left_NK: Tensor, right_NK: Tensor) -> Tensor:
     return torch.linalg.vecdot(left_NK.to(dtype), right_NK.to(dtype))
 
 
-def _kept(call: Call) -> Tensor:
-    """Return 0 where an embedding is defined to pass no gradient (its padding id), else 1; shape (N)."""
+def _kept(call: Call, count: int) -> Tensor:
+    """Return 0 where an embedding is defined to pass no gradient (its padding id), else 1; shape (count)."""
     padding = getattr(call.module, "padding_idx", None)
-    rows = call.gradient.flatten(0, -2)
     if padding is None or call.given.is_floating_point():
-        return torch.ones(len(rows), dtype=torch.float32, device=rows.device)
+        return torch.ones(count, dtype=torch.float32, device=call.gradient.device)
     return (call.given.flatten() != padding).to(torch.float32)
 
 

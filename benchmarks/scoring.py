@@ -104,7 +104,7 @@ def direct_pass(products: Any, batches: list[TokenBatch]) -> dict[str, float]:
 
 def forward_pass(model: Any, direction: dict[str, Tensor], batches: list[TokenBatch]) -> dict[str, float]:
     """Return each example's product with the first direction, by the difference of two forward passes."""
-    from stages.score.methods.influence_forward import Differences
+    from stages.gradients.differences import Differences
 
     differences = Differences(model, direction, None, central=True)
     differences.step_J = [FORWARD_STEP]

@@ -139,6 +139,19 @@ class CountIs(Invariant):
         return pa.array(counted != batch.column(self.count).to_numpy(zero_copy_only=False))
 
 
+class CodeIs(Invariant):
+    """A binary column whose rows hold `bits` for each of `dimensions` numbers, both columns of the same row."""
+
+    def __init__(self, column: str, bits: str, dimensions: str) -> None:
+        super().__init__(column)
+        self.bits, self.dimensions = bits, dimensions
+        self.rule = f"bytes hold `{bits}` bits for each of `{dimensions}` numbers"
+
+    def broken(self, batch: pa.RecordBatch) -> pa.Array:
+        numbers = pc.multiply(batch.column(self.bits).cast(pa.int64()), batch.column(self.dimensions))
+        return pc.not_equal(pc.binary_length(batch.column(self.column)), pc.divide(pc.add(numbers, 7), 8))
+
+
 def _mark(length: int, rows: list[int]) -> list[bool]:
     marks = [False] * length
     for row in rows:

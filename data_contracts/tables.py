@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from data_contracts.contract import Contract, CountIs, Finite, LengthIs, NotEmpty, OneOf, Within
+from data_contracts.contract import CodeIs, Contract, CountIs, Finite, LengthIs, NotEmpty, OneOf, Within
 
 SPLITS = ("pool", "target", "validation", "holdout")
 
@@ -19,6 +19,7 @@ def _field(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
 
 
 TEXT, INT32, INT64, F32, F64, BOOL = pa.string(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_()
+INT8, BYTES = pa.int8(), pa.binary()
 IDS, MASK = pa.list_(pa.field("item", INT32, False)), pa.list_(pa.field("item", BOOL, False))
 LIST_F32, LIST_F64 = pa.list_(pa.field("item", F32, False)), pa.list_(pa.field("item", F64, False))
 
@@ -104,6 +105,29 @@ SCORES = Contract(
     key=("example_id",),
     invariants=(Finite("score"), Finite("group_scores"), Finite("loss"), Within("n_tokens", 1)),
     about="What each pool example is worth for the target.",
+)
+
+FEATURES = Contract(
+    "features",
+    1,
+    pa.schema(
+        [
+            _field("example_id", TEXT),
+            _field("bits", INT8),  # a number: 1, 4, 8, 16 or 32
+            _field("dimensions", INT32),  # numbers a row
+            _field("scale", F32),
+            _field("code", BYTES),  # see stages/gradients/quantised.py, which encodes and decodes
+        ]
+    ),
+    key=("example_id",),
+    invariants=(
+        Within("bits", 1, 32),
+        Within("dimensions", 1),
+        Finite("scale"),
+        Within("scale", 0),
+        CodeIs("code", "bits", "dimensions"),
+    ),
+    about="Gradient features of the pool's examples, quantised; a row that could not be scored has none.",
 )
 
 SELECTION = Contract(
@@ -231,6 +255,7 @@ TABLES = {
         TOKENS,
         QUARANTINE,
         SCORES,
+        FEATURES,
         SELECTION,
         CURVE,
         EXAMPLE_LOSSES,

@@ -54,8 +54,6 @@ def prepare(home: Path | None = None, *, offline: bool = True) -> None:
         for folder in (Path(os.environ["PREFECT_HOME"]), home):  # Prefect makes the last part of the path only
             _make(folder)
         os.environ.setdefault("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "true")
-        # A signal to the whole process group ends the embedded server first: its 5 retries would hold the end for 60 s.
-        os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "2")
         mark()
         end_orphans(Path(os.environ["PREFECT_HOME"]))
 

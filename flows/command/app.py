@@ -104,6 +104,8 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, terminated)
     signal.signal(signal.SIGINT, interrupted)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` has it ignored
+        signal.signal(signal.SIGHUP, terminated)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log file is read while it grows
     try:
@@ -129,7 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
 def ended_by(error: BaseException | None) -> int | None:
     """Return the exit code of the signal that `error` came after, None where it came by itself.
 
-    A signal to the whole process group ends Prefect's embedded server too, and telling it of the end then fails.
+    Where the server ended too, telling it of the end has failed since.
     """
     seen = set()
     while error is not None and id(error) not in seen:

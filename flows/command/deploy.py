@@ -1,7 +1,8 @@
 """`lazytrain deploy KIND`: what a team's Prefect server needs to run the pipeline and its stages, in one go.
 
 Makes the work pool of that kind, the deployments of `prefect.yaml` on it, and the automations that close runs whose
-machine died. Doing it again brings them up to date. The server is the one that `PREFECT_API_URL` names.
+machine died. Doing it again brings them up to date; a schedule that was changed or paused meanwhile stays as it is. The
+server is the one that `PREFECT_API_URL` names.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from flows.command.screen import console
 from flows.environment import prepare
 
 app = typer.Typer(add_completion=False)
+BUSY = "Server error '5"
+"""What Prefect's command says of an answer 5xx, after its retries: SQLite locked for long, a proxy without a server."""
 PREFECT_YAML = Path(__file__).resolve().parent.parent.parent / "prefect.yaml"
 
 
@@ -36,7 +39,9 @@ def deploy(
         Literal["in_process", "process", "docker", "kubernetes"] | None,
         typer.Option(help="Where the pipeline's stages run; unset is in its own process."),
     ] = None,
-    cron: Annotated[str | None, typer.Option(help="When the pipeline runs; unset is as in prefect.yaml.")] = None,
+    cron: Annotated[
+        str | None, typer.Option(help="When the pipeline runs; unset is as it was or in prefect.yaml.")
+    ] = None,
 ) -> None:
     """Put the pipeline and its stages on a team's Prefect server."""
     prepare()
@@ -49,7 +54,8 @@ def deploy(
     import httpx
 
     try:
-        install(kind, only(yaml.safe_load(PREFECT_YAML.read_text(encoding="utf-8")), kind, config, stages, cron))
+        file = only(yaml.safe_load(PREFECT_YAML.read_text(encoding="utf-8")), kind, config, stages, cron)
+        install(kind, file if cron is not None else without_known_schedules(file))
     except httpx.HTTPStatusError as error:
         raise ConfigError(
             f"the Prefect server {os.environ['PREFECT_API_URL']} takes what it is given",
@@ -81,13 +87,36 @@ def install(kind: Literal["process", "docker", "kubernetes"], file: dict[str, An
             text=True,
             check=False,
         )
+    said = done.stdout + done.stderr
+    if done.returncode and BUSY in said:
+        raise TransientError(
+            "the Prefect server stores the deployments", said[-2000:], "try again when it is less busy"
+        )
     if done.returncode:
-        raise ConfigError("Prefect takes the deployments", (done.stdout + done.stderr)[-2000:], "see its message")
+        raise ConfigError("Prefect takes the deployments", said[-2000:], "see its message")
     for deployment in file["deployments"]:
         console().print(f"deployment  {deployment['entrypoint'].rpartition(':')[2]}/{kind}")
     for name in install_automations():
         console().print(f"automation  {name}")
     console().print(f"[dim]prefect worker start --pool {pool}[/]")
+
+
+def without_known_schedules(file: dict[str, Any]) -> dict[str, Any]:
+    """Return `file` without the schedules of deployments that the server knows: Prefect then leaves theirs alone."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    kept = []
+    with get_client(sync_client=True) as client:
+        for deployment in file["deployments"]:
+            flow = deployment["entrypoint"].rpartition(":")[2]
+            try:
+                client.read_deployment_by_name(f"{flow}/{deployment['name']}")
+            except ObjectNotFound:
+                kept.append(deployment)
+            else:
+                kept.append({name: value for name, value in deployment.items() if name != "schedules"})
+    return {**file, "deployments": kept}
 
 
 def only(file: dict[str, Any], kind: str, config: str | None, stages: str | None, cron: str | None) -> dict[str, Any]:

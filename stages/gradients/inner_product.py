@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -21,21 +20,10 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from data_contracts.errors import ModelError
-from stages.gradients.taps import Call, Taps, owners
+from stages.gradients.passes import FORMED_BYTES, TappedPass
+from stages.gradients.taps import Call, owners
 from stages.model.batch import TokenBatch
-from stages.model.loss import document_losses, plain
-
-FORMED_BYTES = 64 * 2**20
-"""Memory that the per-document gradients of one layer may take at once."""
-LOGIT_BYTES = 512 * 2**20
-"""Memory of the logits that may be held at once; a batch with more goes through the head in chunks."""
-
-
-def logit_chunk(model: nn.Module) -> int:
-    """Return for how many answer tokens the float32 logits are held at once: as many as `LOGIT_BYTES` has room for."""
-    inner = plain(model)
-    vocabulary = getattr(inner.get_output_embeddings(), "out_features", None) or inner.config.vocab_size
-    return max(1, LOGIT_BYTES // (4 * vocabulary))
+from stages.model.loss import plain
 
 
 @dataclass(frozen=True)
@@ -61,7 +49,7 @@ class _Places:
     runs: list[tuple[int, int, int]]  # (document, first row, one past the last row)
 
 
-class InnerProducts:
+class InnerProducts(TappedPass):
     """A context that scores batches against fixed directions.
 
     Args:
@@ -80,22 +68,12 @@ class InnerProducts:
         self.groups = next(iter(directions.values())).shape[0] if directions else 0
         self.extra_flops = 0
         """Operations beyond those of the weight gradients that a training step would compute instead."""
-        self._model, self._autocast = model, autocast
         self._directions = dict(directions)
         self._owners = owners(model, directions)
-        self._taps = Taps(model, self._owners, self._visit)
+        super().__init__(model, self._owners, autocast=autocast)
         self._head = plain(model).get_output_embeddings()
         self._seen: set[str] = set()
         self._checked = False
-
-    def __enter__(self) -> InnerProducts:
-        self._taps.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._taps.__exit__(kind, error, trace)
 
     def of(self, batch: TokenBatch) -> Products:
         """Return the products of every document of `batch`; one forward and one backward pass."""
@@ -106,17 +84,12 @@ class InnerProducts:
         self._formed = torch.zeros(documents, self.groups, dtype=torch.float64, device=device)
         self._everywhere = _Places(None, _runs(batch.document_BT.flatten()))
         self._answers = _Places(batch.answers.source_N, _runs(batch.answers.document_N))
-        self._taps.begin(rows)
-        with torch.enable_grad():
-            with torch.autocast(device.type, dtype=self._autocast, enabled=self._autocast is not None):
-                loss_sum_D, answer_tokens_D = document_losses(self._model, batch, chunk_tokens=logit_chunk(self._model))
-            if loss_sum_D.requires_grad and len(batch.answers.label_N):
-                loss_sum_D.sum().backward()
+        loss_sum_D, answer_tokens_D = self._pass(batch)
         self._check()
         owner = batch.document_BT.flatten()
         totals = torch.zeros(documents + 1, self.groups, dtype=torch.float64, device=device)
         totals.index_add_(0, torch.where(owner < 0, documents, owner), self._positions)
-        return Products(totals[:documents] + self._formed, loss_sum_D.detach(), answer_tokens_D)
+        return Products(totals[:documents] + self._formed, loss_sum_D, answer_tokens_D)
 
     def _check(self) -> None:
         """After the first batch with an answer: every named parameter was met."""

@@ -8,20 +8,16 @@ embedding shares. Shapes: D documents (one a row), T positions, i and o a layer'
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from data_contracts.errors import ModelError
-from stages.gradients.inner_product import FORMED_BYTES, logit_chunk
-from stages.gradients.taps import Call, Taps, owners
+from stages.gradients.passes import FORMED_BYTES, TappedPass, decoder_linears, rows_a_document
+from stages.gradients.taps import Call
 from stages.model.batch import TokenBatch
-from stages.model.loss import document_losses, plain
 
 
-class GradientNorms:
+class GradientNorms(TappedPass):
     """A context that gives the gradient norm of each document of a batch with one document a row.
 
     Args:
@@ -33,30 +29,10 @@ class GradientNorms:
     """
 
     def __init__(self, model: nn.Module, *, autocast: torch.dtype | None = None) -> None:
-        self._model, self._autocast = model, autocast
-        head = plain(model).get_output_embeddings()
-        found = owners(model, [name for name, value in model.named_parameters() if value.requires_grad])
-        linear = {m: own for m, own in found.items() if type(m).forward in (nn.Linear.forward, Conv1D.forward)}
-        shared = {name for m, own in found.items() if m is head or m not in linear for name in own.values()}
-        self._owners = {m: own for m, own in linear.items() if m is not head and not shared & set(own.values())}
-        if not self._owners:
-            raise ModelError(
-                "a trainable linear layer besides the output head",
-                f"{type(plain(model)).__name__} has none",
-                "score with a technique that trains one, or with `el2n`, which reads no gradients",
-            )
+        self._owners = decoder_linears(model)
         self.parameters = sorted(name for own in self._owners.values() for name in own.values())
         """Names of the parameters whose gradients count."""
-        self._taps = Taps(model, self._owners, self._visit)
-
-    def __enter__(self) -> GradientNorms:
-        self._taps.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._taps.__exit__(kind, error, trace)
+        super().__init__(model, self._owners, autocast=autocast)
 
     def of(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return norm_D (of the summed answer loss, float64), loss_sum_D and answer_tokens_D; one pass each way."""
@@ -65,25 +41,19 @@ class GradientNorms:
         self._shape = batch.shape
         self._squares_D = torch.zeros(len(batch.example_ids), dtype=torch.float64, device=device)
         self._seen: set[str] = set()
-        self._taps.begin(batch.shape[0])
-        with torch.enable_grad():
-            with torch.autocast(device.type, dtype=self._autocast, enabled=self._autocast is not None):
-                loss_sum_D, answer_tokens_D = document_losses(self._model, batch, chunk_tokens=logit_chunk(self._model))
-            if len(batch.answers.label_N):
-                loss_sum_D.sum().backward()
-        return self._squares_D.clamp_min(0).sqrt(), loss_sum_D.detach(), answer_tokens_D
+        loss_sum_D, answer_tokens_D = self._pass(batch)
+        return self._squares_D.clamp_min(0).sqrt(), loss_sum_D, answer_tokens_D
 
     def _visit(self, call: Call) -> None:
-        own, (rows, length) = self._owners[call.module], self._shape
-        if call.gradient.shape[:-1].numel() != rows * length or self._seen & set(own.values()):
+        own = self._owners[call.module]
+        given_DTi, gradient_DTo = rows_a_document(call, self._shape, next(iter(own.values())))
+        if self._seen & set(own.values()):
             raise ModelError(
-                "a trainable linear layer is called once a pass, with one row a token",
-                f"{next(iter(own.values()))} is called otherwise",
+                "a trainable linear layer is called once a pass",
+                f"{next(iter(own.values()))} is called twice",
                 "freeze it, or score with a method that reads no gradients",
             )
         self._seen.update(own.values())
-        gradient_DTo = call.gradient.reshape(rows, length, -1)
-        given_DTi = call.given.reshape(rows, length, -1).to(gradient_DTo.dtype)
         if "bias" in own:
             self._squares_D += gradient_DTo.double().sum(dim=1).square().sum(dim=1)
         if "weight" in own:

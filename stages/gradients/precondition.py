@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from data_contracts.errors import ArtifactError, InputError
-from stages.gradients.inner_product import logit_chunk
 from stages.model.batch import TokenBatch
-from stages.model.loss import document_losses
+from stages.model.loss import document_losses, logit_chunk
 
 
 def mean_gradient(
@@ -41,13 +40,7 @@ def mean_gradient(
         with torch.enable_grad():
             with torch.autocast(batch.input_ids_BT.device.type, dtype=autocast, enabled=autocast is not None):
                 loss_sum_D, answer_tokens_D = document_losses(model, batch, chunk_tokens=logit_chunk(model))
-            empty = torch.nonzero(answer_tokens_D == 0).flatten().tolist()
-            if empty:
-                raise InputError(
-                    "every target example has an answer token to predict",
-                    f"{len(empty)} have no supervised token, the first is {batch.example_ids[empty[0]]}",
-                    "leave these rows out, or raise `ingest.longest_tokens` where the answer was cut away",
-                )
+            require_answers(batch)
             mean_D = loss_sum_D / answer_tokens_D
             mean_D.sum().backward()
         losses.append(mean_D.detach())
@@ -56,6 +49,18 @@ def mean_gradient(
     for parameter in named.values():
         parameter.grad = None
     return gradient, torch.cat(losses), count
+
+
+def require_answers(batch: TokenBatch) -> None:
+    """Raise `InputError` where a document of `batch` has no token to predict: its mean loss would be 0 / 0."""
+    counts_D = torch.bincount(batch.answers.document_N, minlength=len(batch.example_ids))
+    empty = torch.nonzero(counts_D == 0).flatten().tolist()
+    if empty:
+        raise InputError(
+            "every target example has an answer token to predict",
+            f"{len(empty)} have no supervised token, the first is {batch.example_ids[empty[0]]}",
+            "leave these rows out, or raise `ingest.longest_tokens` where the answer was cut away",
+        )
 
 
 def precondition(
@@ -77,20 +82,34 @@ def precondition(
     An element with v = 0 never had a gradient: nothing is known about its scale, and 1/ε would let it drown all others.
     It gets 0. Raises `ArtifactError` where a parameter with a gradient has no moment or one of another shape.
     """
+    return {
+        name: value / denominator(name, value, moments, updates, beta2=beta2, epsilon=epsilon)
+        for name, value in gradient.items()
+    }
+
+
+def denominator(
+    name: str,
+    value: Tensor,
+    moments: Mapping[str, tuple[Tensor, Tensor]],
+    updates: int,
+    *,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+) -> Tensor:
+    """Return √v̂ + ε of parameter `name` in the shape, dtype and place of `value`; infinite where v = 0.
+
+    Raises as `precondition` does.
+    """
     if updates < 1:
         raise ArtifactError("moments of at least one update", f"{updates} updates", "train first (the warm-up does)")
-    correction = 1.0 - beta2**updates
-    result = {}
-    for name, value in gradient.items():
-        second = moments.get(name, (None, None))[1]
-        if second is None or second.shape != value.shape:
-            found = "it has none" if second is None else f"it has shape {tuple(second.shape)}"
-            raise ArtifactError(
-                f"the checkpoint holds a second moment of {name}, shape {tuple(value.shape)}",
-                found,
-                "score from a checkpoint of the technique that is planned",
-            )
-        second = second.to(value.device, value.dtype)
-        scaled = value / ((second / correction).sqrt_().add_(epsilon))
-        result[name] = scaled.masked_fill_(second == 0, 0.0)
-    return result
+    second = moments.get(name, (None, None))[1]
+    if second is None or second.shape != value.shape:
+        raise ArtifactError(
+            f"the checkpoint holds a second moment of {name}, shape {tuple(value.shape)}",
+            "it has none" if second is None else f"it has shape {tuple(second.shape)}",
+            "score from a checkpoint of the technique that is planned",
+        )
+    second = second.to(value.device, value.dtype)
+    root = (second / (1.0 - beta2**updates)).sqrt_().add_(epsilon)
+    return root.masked_fill_(second == 0, float("inf"))

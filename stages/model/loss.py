@@ -21,6 +21,16 @@ from stages.model.packing import attention_mask_for
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+LOGIT_BYTES = 512 * 2**20
+"""Memory of the logits that may be held at once; a batch with more goes through the head in chunks."""
+
+
+def logit_chunk(model: nn.Module) -> int:
+    """Return for how many answer tokens the float32 logits are held at once: as many as `LOGIT_BYTES` has room for."""
+    inner = plain(model)
+    vocabulary = getattr(inner.get_output_embeddings(), "out_features", None) or inner.config.vocab_size
+    return max(1, LOGIT_BYTES // (4 * vocabulary))
+
 
 def document_losses(model: nn.Module, batch: TokenBatch, *, chunk_tokens: int | None = None) -> tuple[Tensor, Tensor]:
     """Return (loss_sum_D, answer_tokens_D) of one batch.

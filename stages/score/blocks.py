@@ -13,17 +13,18 @@ from typing import Any, Literal
 import numpy as np
 
 from data_contracts.errors import LazyTrainError, MethodError
-from stages.score.scorer import Block, Scorer
+from stages.score.scorer import Block, Feature, Scorer
 
 
 @dataclass
 class Outcome:
-    """One example's result: its columns, or why there are none."""
+    """One example's result: its columns (and its feature, where the method makes them), or why there are none."""
 
     columns: np.ndarray
     loss: float
     reason: str = ""
     detail: str = ""
+    feature: Feature | None = None
 
 
 @dataclass
@@ -84,7 +85,7 @@ class BlockScorer:
     def _outcome(self, block: Block, index: int, columns_J: np.ndarray) -> Outcome:
         loss = float(block.mean_loss[index])
         if np.isfinite(columns_J).all() and np.isfinite(combined(columns_J, self.combine)):
-            return Outcome(columns_J, loss)
+            return Outcome(columns_J, loss, feature=block.features[index] if block.features else None)
         none = np.zeros(0, dtype=np.float32)
         if block.losses and block.losses["tokens"][index] == 0:
             return Outcome(none, np.nan, "no_answer_token", "no token is predicted: its answer is the first token")

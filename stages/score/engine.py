@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from data_contracts.errors import InputError, MethodError
 from data_contracts.method import resolve
 from data_contracts.records import Summary
 from stages.score.blocks import BlockScorer
+from stages.score.features import gathered, rescored, stored
 from stages.score.report import report
 from stages.score.scorer import Given, Scorer
 from stages.score.shards import Shard, boundaries, read_shard, write_shard
@@ -71,6 +73,7 @@ class _Run:
         self._maker = BlockMaker(method, given, pool)
         self.adopted = 0
         self.flops, self.tokens = 0, 0
+        self._gathered: Any = None
 
     def complete(self) -> None:
         """Prepare the method and score each shard that is not there yet."""
@@ -89,6 +92,10 @@ class _Run:
         for start, stop in self._ranges:
             shard = self._found(start, stop)
             self.flops, self.tokens = self.flops + shard.flops, self.tokens + shard.tokens
+        if self._method.second_pass:
+            before = meter.flops
+            self._gathered = gathered(self._method, (self._found(*bounds).table for bounds in self._ranges), state)
+            self.flops += meter.flops - before
 
     def _score(self, scorer: BlockScorer, start: int, stop: int, scored_any: bool) -> bool:
         """Score one shard and return whether any row of it could be scored."""
@@ -123,7 +130,9 @@ class _Run:
     def _found(self, start: int, stop: int) -> Shard:
         shard = self._read(start, stop)
         assert shard is not None, "a shard that was just completed"
-        return shard
+        if self._gathered is None:
+            return shard
+        return replace(shard, table=rescored(self._method, shard.table, self._gathered, self._config.combine))
 
     def scores(self) -> np.ndarray:
         """Return score_N float32 of the whole pool, NaN where there is none."""
@@ -133,9 +142,11 @@ class _Run:
         return score_N
 
     def write(self, final_N: np.ndarray) -> dict[str, int]:
-        """Write `scores` and the quarantine; return the number of quarantined rows by reason."""
+        """Write `scores`, the quarantine and the features kept; return the number of quarantined rows by reason."""
         reasons: dict[str, int] = {}
-        with self._work.writer("scores") as writer:
+        with ExitStack() as files:
+            writer = files.enter_context(self._work.writer("scores"))
+            features = files.enter_context(self._work.writer("features")) if self._method.keeps_features else None
             for start, stop in self._ranges:
                 table, final = self._found(start, stop).table, final_N[start:stop]
                 usable = np.isfinite(final)
@@ -143,6 +154,8 @@ class _Run:
                 place = table.schema.get_field_index("score")
                 writer.extend(table.set_column(place, writer.schema.field("score"), score))
                 self._quarantine(table, usable, reasons)
+                if features is not None:
+                    features.extend(stored(table))
         if sum(reasons.values()) == self._pool.num_rows:
             raise MethodError(
                 f"scorer {self._method.name()} scores at least one row",

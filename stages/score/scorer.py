@@ -7,7 +7,7 @@ model runs without it. Shapes: B examples of a block, J columns (one a target gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_contracts.method import Method
+from stages.gradients.quantised import Quantiser
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,9 @@ class Given:
         target_texts: the texts of the same rows, for a grouped method that reads text.
         trained: the model (evaluation mode, on `device`), its moments and trainer record; parameters that were trained
             have `requires_grad`. Without a checkpoint: the base, all its parameters, no moments.
+        checkpoints: every checkpoint given, oldest first, `trained` among them, for a method that reads several.
         autocast: dtype of forward passes where the plan asks for one that the weights do not have.
+        pool_rows: rows of the pool.
         batch_tokens: most padded tokens in one forward (and backward) pass.
         examples: the pool's examples, mapped, for a method that reads text.
         example_losses: folders of the losses met in training, oldest first.
@@ -68,6 +71,7 @@ class Given:
     """
 
     seed: int
+    pool_rows: int
     batch_tokens: int
     meter: Meter
     notice: Callable[[str], None]
@@ -78,6 +82,7 @@ class Given:
     target_texts: Sequence[str] = ()
     device: str = "cpu"
     trained: TrainedModel | None = None
+    checkpoints: Sequence[TrainedModel] = ()
     autocast: torch.dtype | None = None
     examples: pa.Table | None = None
     example_losses: Sequence[Path] = ()
@@ -85,11 +90,21 @@ class Given:
 
 
 @dataclass(frozen=True)
+class Feature:
+    """One example's quantised feature, as the contract `features` has it."""
+
+    bits: int
+    dimensions: int
+    scale: float
+    code: bytes
+
+
+@dataclass(frozen=True)
 class Block:
     """Some examples of the pool: ids and lengths always, the rest as the method's `reads` asks.
 
     `batch` holds one document an example in the same order, on the device. A method that computed the examples' losses
-    anyway leaves them with `note_losses`.
+    anyway leaves them with `note_losses`, one that makes features with `note_features`.
     """
 
     example_ids: list[str]
@@ -99,11 +114,20 @@ class Block:
     batch: TokenBatch | None = None
     texts: list[str] | None = None
     losses: dict[str, np.ndarray] = field(default_factory=dict)
+    features: list[Feature] = field(default_factory=list)
 
     def note_losses(self, loss_sum_B: Any, answer_tokens_B: Any) -> None:
         """Leave the summed answer losses (nats) and the number of tokens they are over."""
         self.losses["sum"] = np.asarray(loss_sum_B.cpu(), dtype=np.float64)
         self.losses["tokens"] = np.asarray(answer_tokens_B.cpu(), dtype=np.int64)
+
+    def note_features(self, quantiser: Quantiser, feature_BK: np.ndarray) -> None:
+        """Leave the examples' features, to be stored as `quantiser` encodes them."""
+        code_BU, scale_B = quantiser.encode(feature_BK)
+        self.features.extend(
+            Feature(quantiser.bits, quantiser.dimensions, float(scale), code.tobytes())
+            for code, scale in zip(code_BU, scale_B, strict=True)
+        )
 
     @property
     def mean_loss(self) -> np.ndarray:
@@ -133,6 +157,13 @@ class Scorer(Method):
     output head), or forward and backward."""
     grouped: ClassVar[bool] = False
     """Whether it gives one column a target group rather than one in all."""
+    second_pass: ClassVar[bool] = False
+    """Whether scores come of the stored features of the whole pool: see `gather` and `rescore`."""
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether the features that `score` left with its blocks become the stage's output `features`."""
+        return False
 
     def prepare(self, given: Given) -> Any:
         """Make what `score` needs, once a worker."""
@@ -141,6 +172,14 @@ class Scorer(Method):
     def score(self, block: Block, state: Any) -> np.ndarray:
         """Return score_BJ (or score_B), one row an example; NaN for an example that cannot be scored."""
         raise TypeError(f"{type(self).__name__} defines no score")
+
+    def gather(self, features: Iterable[np.ndarray], state: Any) -> Any:
+        """After all blocks, make what `rescore` needs from the pool's features, a part feature_BK at a time."""
+        raise TypeError(f"{type(self).__name__} defines no gather")
+
+    def rescore(self, feature_BK: np.ndarray, first_BJ: np.ndarray, gathered: Any) -> np.ndarray:
+        """Return score_BJ from the features of some examples and the columns that `score` gave them."""
+        raise TypeError(f"{type(self).__name__} defines no rescore")
 
     def finish(self, score_N: np.ndarray) -> np.ndarray:
         """Return the final scores from those of the whole pool (float32, NaN where there is none).

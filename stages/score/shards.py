@@ -18,14 +18,22 @@ import pyarrow as pa
 
 from data_contracts.arrow import read_table, write_table
 from data_contracts.errors import ArtifactError
-from data_contracts.tables import SCORES
+from data_contracts.tables import FEATURES, SCORES
 from stages.score.blocks import Outcome, combined
 
 MOST_ROWS = 2048
 BATCHES_A_SHARD = 8
 """A shard ends at this many full batches: enough rows to sort by length, little enough to redo."""
 
-SCHEMA = pa.schema([*SCORES.schema, pa.field("reason", pa.string(), False), pa.field("detail", pa.string(), False)])
+SCHEMA = pa.schema(
+    [
+        *SCORES.schema,
+        pa.field("reason", pa.string(), False),
+        pa.field("detail", pa.string(), False),
+        *(field.with_nullable(True) for field in FEATURES.schema if field.name != "example_id"),
+    ]
+)
+"""A row of the scores, why it has none, and its feature."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,11 @@ def write_shard(
         "exact": scored,
         "reason": [outcome.reason for outcome in outcomes],
         "detail": [outcome.detail for outcome in outcomes],
+        **{
+            name: [getattr(outcome.feature, name, None) for outcome in outcomes]
+            for name in FEATURES.schema.names
+            if name != "example_id"
+        },
     }
     path = _path(folder, start)
     unfinished = path.with_suffix(".unfinished")

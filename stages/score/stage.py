@@ -33,14 +33,15 @@ class Score(Stage[ScoreSlice]):
     takes: ClassVar[Mapping[str, Takes]] = {
         "base": Takes("base"),
         "plan": Takes("plan", optional=True),
-        "checkpoint": Takes("checkpoint", optional=True),
+        "checkpoint": Takes("checkpoint", optional=True, many=True),
         "pool_tokens": Takes("tokens"),
         "target_tokens": Takes("tokens"),
         "pool": Takes("examples", optional=True),
         "target": Takes("examples", optional=True),
         "example_losses": Takes("example_losses", optional=True, many=True),
     }
-    gives: ClassVar[Mapping[str, str]] = {"scores": "scores", "quarantine": "quarantine"}
+    gives: ClassVar[Mapping[str, str]] = {"scores": "scores", "quarantine": "quarantine", "features": "features"}
+    optional: ClassVar[frozenset[str]] = frozenset({"features"})
 
     def methods(self, config: ScoreSlice) -> Iterable[tuple[type[Method], str]]:
         """Return the configured scorer."""

@@ -65,8 +65,12 @@ def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, reso
     if "model" in method.reads:
         plan = inputs.maybe("plan")
         device = _device()
-        trained = _trained(read_pin(inputs.one("base")), inputs.maybe("checkpoint"), device)
+        several = "checkpoints" in method.reads
+        wanted = inputs.all("checkpoint") if several else (inputs.maybe("checkpoint"),)
+        loaded = [_trained(read_pin(inputs.one("base")), checkpoint, device) for checkpoint in wanted or (None,)]
+        trained = loaded[-1]
         given |= {"device": device, "trained": trained, "autocast": _autocast(plan.record(Plan) if plan else None)}
+        given["checkpoints"] = loaded if several else ()
         given["meter"] = FlopMeter(trained.model, train=method.passes == "train" or "moments" in method.reads)
     if "example_losses" in method.reads:
         given["example_losses"] = [artifact.folder for artifact in inputs.all("example_losses")]
@@ -85,6 +89,7 @@ def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, reso
         given["examples"] = inputs.one("pool").table()
     return Given(
         seed=work.seed("score", method.name()),
+        pool_rows=inputs.one("pool_tokens").table().num_rows,
         batch_tokens=config.batch_tokens,
         notice=notice,
         resources=resources,

@@ -6,8 +6,8 @@ Adam moments. Every kind of influence is a product with these directions; how it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -33,8 +33,7 @@ def target_directions(given: Given) -> dict[str, Tensor]:
 
     trained = given.trained
     assert trained is not None
-    if given.target is None or not len(given.target):
-        raise InputError("a target with at least one row", "it has none", "name files under `data.target`")
+    require_target(given)
     directions: dict[str, Tensor] = {}
     for column, rows in enumerate(given.members):
         gradient, _, _ = mean_gradient(trained.model, _counted(given, rows), autocast=given.autocast)
@@ -67,6 +66,37 @@ def preconditioned(gradient: dict[str, Tensor], given: Given) -> dict[str, Tenso
         beta2=float(trained.trainer["beta2"]),
         epsilon=float(trained.trainer["epsilon"]),
     )
+
+
+def require_target(given: Given) -> None:
+    """Raise `InputError` where there is no target row."""
+    if given.target is None or not len(given.target):
+        raise InputError("a target with at least one row", "it has none", "name files under `data.target`")
+
+
+def target_mean(given: Given, features: Callable[[TokenBatch], np.ndarray]) -> np.ndarray:
+    """Return the mean feature of each group's rows, (J, K) float64; `features` gives those of a batch, (D, K).
+
+    Raises `InputError` where there is no target, or a target row has no token to predict.
+    """
+    from stages.gradients.precondition import require_answers
+
+    require_target(given)
+    means = []
+    for members in given.members:
+        total_K: np.ndarray | float = 0.0
+        for batch in target_batches(given, members):
+            require_answers(batch)
+            total_K = total_K + features(batch).astype(np.float64).sum(axis=0)
+        means.append(np.asarray(total_K) / len(members))
+    return np.stack(means)
+
+
+def worth(product_DJ: Tensor, answer_tokens_D: Tensor, per: Literal["visit", "token"]) -> np.ndarray:
+    """Return score_DJ float32 of the products of summed answer losses; NaN where nothing is predicted."""
+    tokens_D1 = answer_tokens_D[:, None].double()
+    unit_D1 = tokens_D1 if per == "token" else tokens_D1.new_ones(tokens_D1.shape)
+    return np.asarray((product_DJ / unit_D1.masked_fill(tokens_D1 == 0, float("nan"))).float().cpu())
 
 
 def target_batches(given: Given, rows: np.ndarray) -> Iterator[TokenBatch]:

@@ -221,7 +221,7 @@ def test_a_pipeline_that_is_ended_ends_the_stage_it_waits_for(watched: Prefect, 
 
         wait(lambda: inside() == ["RUNNING"])
         asking.send_signal(signal.SIGINT)
-        asking.wait(timeout=90)
+        asking.wait(timeout=240)
         (run,) = client.read_flow_runs(deployment_filter=of_it)
         wait(lambda: state(client, run.id) == "CANCELLED", 90)
         wait(lambda: not psutil.Process(worker.process.pid).children(), 90)

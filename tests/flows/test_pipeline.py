@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -180,6 +181,7 @@ def test_a_run_that_is_ended_says_so_everywhere_and_leaves_no_server_behind(tmp_
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     runs, until = Runs(tmp_path), time.monotonic() + 240
     while not any((tmp_path / ".lazytrain" / "work").glob("*/claim-*/scratch")):  # the first stage computes
@@ -188,7 +190,7 @@ def test_a_run_that_is_ended_says_so_everywhere_and_leaves_no_server_behind(tmp_
         time.sleep(0.2)
     below = psutil.Process(child.pid).children(recursive=True)
     assert below, "an embedded server"
-    child.send_signal(number)
+    os.killpg(child.pid, number)  # as a terminal does
     _, said = child.communicate(timeout=120)
     assert child.returncode == code, said
     assert "what was committed is kept" in said
@@ -196,3 +198,6 @@ def test_a_run_that_is_ended_says_so_everywhere_and_leaves_no_server_behind(tmp_
     assert {row.status for row in runs.attempts()} <= {"KILLED", "FINISHED"}
     _, alive = psutil.wait_procs(below, timeout=30)
     assert not alive
+    with sqlite3.connect(tmp_path / ".lazytrain" / "prefect" / "prefect.db") as database:
+        states = {state for (state,) in database.execute("select state_type from flow_run")}
+    assert states == {"CRASHED"}, "the server outlived the signal and was told"

@@ -139,6 +139,20 @@ def test_what_was_asked_for_at_deploying_is_there(deployed: dict[str, Any]) -> N
 
 
 @pytest.mark.slow
+def test_deploying_again_leaves_a_schedule_that_was_changed_and_paused_as_it_is(
+    prefect: Prefect, deployed: dict[str, Any], tmp_path: Any
+) -> None:
+    known = deployed["pipeline/docker"]
+    with prefect.client() as client:
+        client.update_deployment_schedule(known.id, known.schedules[0].id, active=False)
+    done = lazytrain("deploy", "docker", cwd=tmp_path, **prefect.client_environment, **WORDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with prefect.client() as client:
+        (schedule,) = client.read_deployment(known.id).schedules
+    assert (schedule.schedule.cron, schedule.active) == ("30 1 * * 1-5", False)
+
+
+@pytest.mark.slow
 def test_parameters_are_forms_with_descriptions_bounds_and_choices(deployed: dict[str, Any]) -> None:
     form = deployed["pipeline/process"].parameter_openapi_schema
     assert form["properties"]["stages"]["enum"] == ["in_process", "process", "docker", "kubernetes"]

@@ -37,8 +37,7 @@ class EL2N(Scorer):
         """Return score_B; NaN where nothing is predicted."""
         import torch
 
-        from stages.gradients.inner_product import logit_chunk
-        from stages.model.loss import hidden_states, plain
+        from stages.model.loss import hidden_states, logit_chunk, plain
 
         model, autocast = state
         batch = block.tokens

@@ -13,6 +13,7 @@ from torch.nn import functional
 from data_contracts.errors import ModelError
 from stages.gradients import inner_product
 from stages.gradients.inner_product import InnerProducts
+from stages.model import loss
 from stages.model.batch import Row, collate
 from stages.model.packing import collate_packed, pack
 from tests.stages.gradients.small_models import rows_of, tiny_gpt2, tiny_llama, with_lora
@@ -116,7 +117,7 @@ def test_a_head_taken_in_chunks_and_gradients_formed_in_parts_change_nothing(
 ) -> None:
     model, rows = tiny_llama(), rows_of(9, seed=2)
     directions = directions_for(model, groups)
-    monkeypatch.setattr(inner_product, "LOGIT_BYTES", 4 * 61 * 7)
+    monkeypatch.setattr(loss, "LOGIT_BYTES", 4 * 61 * 7)
     monkeypatch.setattr(inner_product, "FORMED_BYTES", 4 * 16 * 24 * 2)
     with InnerProducts(model, directions) as products:
         found = products.of(collate(rows))

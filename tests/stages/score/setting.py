@@ -66,7 +66,7 @@ def record_of(folder: Path, name: str, value: Any) -> Artifact:
     return work.artifact(name)
 
 
-def checkpoint_of(folder: Path, pin: ModelPin, seed: int = 0) -> Artifact:
+def checkpoint_of(folder: Path, pin: ModelPin, seed: int = 0, learning_rate: float = 1e-4) -> Artifact:
     """Save the base as a checkpoint with random positive second moments."""
     model = load_model(pin)
     torch.manual_seed(seed)
@@ -76,7 +76,11 @@ def checkpoint_of(folder: Path, pin: ModelPin, seed: int = 0) -> Artifact:
     }
     work = LocalWork(folder, {"c": "checkpoint"})
     save_checkpoint(
-        work.path("c"), model, pin, moments, {"technique": {"method": "full"}, "step": 4, **ADAM, "updates": 4}
+        work.path("c"),
+        model,
+        pin,
+        moments,
+        {"technique": {"method": "full"}, "step": 4, "learning_rate": learning_rate, **ADAM, "updates": 4},
     )
     return work.artifact("c")
 

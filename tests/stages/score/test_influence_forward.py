@@ -10,11 +10,12 @@ import torch
 from scipy.stats import spearmanr
 
 from data_contracts.config import ModelConfig
+from stages.gradients import differences
+from stages.gradients.differences import Differences
 from stages.model.batch import collate
 from stages.model.checkpoint import load_checkpoint
 from stages.model.load import pin_model
-from stages.score.methods import influence_forward
-from stages.score.methods.influence_forward import Differences
+from stages.score.methods import influence
 from tests.stages.gradients.small_models import VOCABULARY, rows_of, tiny_llama
 from tests.stages.gradients.test_inner_product import explicit_gradient
 from tests.stages.score.setting import Setting, checkpoint_of, make_setting, odd_row, record_of, tokens_of
@@ -142,8 +143,50 @@ def test_its_measured_error_foretells_that_of_the_pool(tmp_path: Path) -> None:
 def test_a_step_that_drowns_in_rounding_is_told_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = make_setting(tmp_path, checkpoint=True)
     fine, _ = setting.score("fine", scorer=FORWARD)
-    monkeypatch.setattr(influence_forward, "STEPS", (1e-9,))
+    monkeypatch.setattr(differences, "STEPS", (1e-9,))
     drowned, summary = setting.score("drowned", scorer=FORWARD)
     assert not [text for text in fine.notices if "use `influence`" in text]
     assert [text for text in drowned.notices if "use `influence`" in text]
     assert float(summary.facts["step_error"]) > 0.1
+
+
+def of_pool(setting: Setting, name: str, rows: int, **settings: object) -> tuple[np.ndarray, dict[str, object]]:
+    setting.inputs["pool_tokens"] = tokens_of(setting.folder / f"pool-{rows}", rows_of(rows, seed=7))
+    work, summary = setting.score(name, **settings)
+    return np.array([row["score"] for row in work.rows("scores")]), dict(summary.facts)
+
+
+def test_influence_takes_the_forward_form_where_it_pays_and_is_seen_to_be_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = make_setting(tmp_path, checkpoint=True)
+    exact, facts = of_pool(setting, "exact", 256, scorer={"method": "influence", "form": "backward"})
+    assert facts["form"] == "backward"
+    forward, facts = of_pool(setting, "auto", 256, scorer={"method": "influence"})
+    assert facts["form"] == "forward"
+    assert float(str(facts["step_error"])) <= influence.FORWARD_ERROR
+    assert not np.array_equal(exact, forward)
+    assert spearmanr(exact, forward).statistic > 0.999
+    monkeypatch.setattr(influence, "FORWARD_ERROR", 1e-12)
+    kept, facts = of_pool(setting, "poor", 256, scorer={"method": "influence"})
+    assert facts["form"] == "backward"
+    np.testing.assert_array_equal(kept, exact)
+
+
+@pytest.mark.parametrize(("rows", "settings"), [(255, {}), (256, {"groups": "source"})])
+def test_influence_stays_with_the_backward_form_for_a_small_pool_and_for_several_groups(
+    tmp_path: Path, rows: int, settings: dict[str, str]
+) -> None:
+    setting = make_setting(tmp_path, checkpoint=True)
+    _, facts = of_pool(setting, "auto", rows, scorer={"method": "influence"}, **settings)
+    assert facts["form"] == "backward"
+    assert "step_error" not in facts
+
+
+def test_the_form_that_costs_less_is_charged_less(tmp_path: Path) -> None:
+    setting = make_setting(tmp_path, checkpoint=True)
+    flops = {}
+    for form in ("backward", "auto"):
+        setting.inputs["pool_tokens"] = tokens_of(tmp_path / f"pool-{form}", rows_of(600, seed=7))
+        flops[form] = setting.score(form, scorer={"method": "influence", "form": form})[0].ledger().total.flops
+    assert 0.6 < flops["auto"] / flops["backward"] < 0.85

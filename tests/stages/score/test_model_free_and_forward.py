@@ -42,7 +42,7 @@ def test_length_is_the_number_of_tokens(tmp_path: Path) -> None:
 
 
 def test_el2n_is_the_distance_of_the_distribution_to_the_one_hot(tmp_path: Path, monkeypatch) -> None:
-    from stages.gradients import inner_product
+    from stages.model import loss
 
     setting = make_setting(tmp_path)
     expected = {}
@@ -52,7 +52,7 @@ def test_el2n_is_the_distance_of_the_distribution_to_the_one_hot(tmp_path: Path,
         share[places, row.input_ids[places + 1]] -= 1
         expected[row.example_id] = np.linalg.norm(share[places], axis=1).mean()
     assert found(setting, "whole", method="el2n") == pytest.approx(expected, rel=1e-5)
-    monkeypatch.setattr(inner_product, "LOGIT_BYTES", 61 * 4 * 3)  # three tokens at once
+    monkeypatch.setattr(loss, "LOGIT_BYTES", 61 * 4 * 3)  # three tokens at once
     assert found(setting, "pieces", method="el2n") == pytest.approx(expected, rel=1e-5)
     easy = found(setting, "easy", method="el2n", order="easy")
     assert easy == pytest.approx({key: -value for key, value in expected.items()}, rel=1e-5)

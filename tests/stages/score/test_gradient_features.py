@@ -1,0 +1,192 @@
+"""LESS and TRAK inside the stage against explicit gradients in float64, and the features they leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from data_contracts.errors import ArtifactError, InputError
+from stages.gradients.quantised import Quantiser
+from stages.gradients.sketch import SparseSketch
+from stages.model.checkpoint import load_checkpoint
+from stages.score import features, shards
+from stages.score.features import decoded
+from stages.stage import Artifact
+from tests.stages.gradients.small_models import rows_of
+from tests.stages.gradients.test_inner_product import explicit_gradient
+from tests.stages.score.setting import ADAM, Setting, checkpoint_of, make_setting, odd_row, tokens_of
+
+POOL, TARGET = rows_of(24, seed=1), rows_of(6, seed=2)
+GROUPS = {"a": [1, 3, 4], "b": [0, 2, 5]}
+WIDE = 2**16
+"""So many places for the tiny model's 5,000 weights that hardly two meet: next to no projection."""
+
+
+def mean_gradients(trained: Any, rows: list[Any]) -> list[dict[str, Tensor]]:
+    found = []
+    for row in rows:
+        gradient, _, tokens = explicit_gradient(trained.model, row)
+        found.append({name: value / tokens for name, value in gradient.items()})
+    return found
+
+
+def unit(gradient: dict[str, Tensor], sketch: SparseSketch | None) -> np.ndarray:
+    """Return the direction of a gradient, or that of its projection."""
+    whole = torch.cat([value.flatten() for value in gradient.values()]).double().numpy()
+    vector = np.asarray(whole if sketch is None else sketch.of(gradient))
+    return np.asarray(vector / np.linalg.norm(vector))
+
+
+def explicit_less(
+    setting: Setting, checkpoint: Artifact, members: list[int], sketch: SparseSketch | None = None
+) -> np.ndarray:
+    """Return the cosines of one checkpoint with one group, in float64."""
+    trained = load_checkpoint(checkpoint.folder, setting.pin, dtype=torch.float64)
+    goal = np.mean(
+        [unit(gradient, sketch) for gradient in mean_gradients(trained, [TARGET[i] for i in members])], axis=0
+    )
+    found = []
+    for gradient in mean_gradients(trained, POOL):
+        update = {}
+        for name, g in gradient.items():
+            m, v = trained.moments[name]
+            raised = ADAM["beta2"] * v + (1 - ADAM["beta2"]) * g**2
+            update[name] = (0.9 * m + 0.1 * g) / torch.sqrt(raised + ADAM["epsilon"])
+        found.append(unit(update, sketch) @ goal)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("dimensions", [512, WIDE])
+def test_less_is_the_cosine_of_adams_update_with_the_target(tmp_path: Path, dimensions: int) -> None:
+    setting = make_setting(tmp_path, checkpoint=True)
+    work, _ = setting.score(scorer={"method": "less", "dimensions": dimensions}, groups="source", combine="max")
+    sketch = SparseSketch(dimensions, seed=work.seed("score", "less"))
+    rows = work.rows("scores")
+    columns = np.array([row["group_scores"] for row in rows])
+    for projection, off in ((sketch, 1e-4), *([(None, 0.01)] if dimensions == WIDE else [])):
+        checkpoint = setting.inputs["checkpoint"]
+        expected = np.stack([explicit_less(setting, checkpoint, group, projection) for group in GROUPS.values()], 1)
+        np.testing.assert_allclose(columns, expected, atol=off)
+        assert np.corrcoef(columns.ravel(), expected.ravel())[0, 1] > 0.99
+    np.testing.assert_allclose([row["score"] for row in rows], columns.max(axis=1), rtol=1e-6)
+
+
+def test_less_weighs_checkpoints_by_their_learning_rates(tmp_path: Path) -> None:
+    setting = make_setting(tmp_path, checkpoint=True)
+    first = checkpoint_of(tmp_path / "first", setting.pin, seed=3, learning_rate=3e-4)
+    last = checkpoint_of(tmp_path / "last", setting.pin, seed=4, learning_rate=1e-4)
+    setting.inputs["checkpoint"] = [first, last]  # type: ignore[assignment]
+    work, _ = setting.score(scorer={"method": "less", "dimensions": WIDE, "store_bits": 16})
+    found = np.array([row["score"] for row in work.rows("scores")])
+    every = list(range(6))
+    expected = 0.75 * explicit_less(setting, first, every) + 0.25 * explicit_less(setting, last, every)
+    np.testing.assert_allclose(found, expected, atol=0.01)
+    assert work.rows("features")[0]["dimensions"] == 2 * WIDE
+    with pytest.raises(ArtifactError, match="at most one input `checkpoint`"):
+        setting.score("one", scorer={"method": "influence"})
+
+
+def test_less_without_moments_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="Adam moments of every trainable parameter"):
+        make_setting(tmp_path).score(scorer={"method": "less", "dimensions": 64})
+
+
+def explicit_trak(setting: Setting, sketch: SparseSketch, groups: list[list[int]], share: float) -> np.ndarray:
+    trained = load_checkpoint(setting.inputs["checkpoint"].folder, setting.pin, dtype=torch.float64)
+
+    def phi(row: Any) -> tuple[np.ndarray, float]:
+        gradient, loss, tokens = explicit_gradient(trained.model, row)
+        p = np.exp(-loss / tokens)
+        margin = {name: -value / tokens / (1 - p) for name, value in gradient.items()}  # d log(p / (1 - p))
+        return sketch.of(margin).numpy(), 1 - p
+
+    pool, target = [phi(row) for row in POOL], np.stack([phi(row)[0] for row in TARGET])
+    features_NK, doubt_N = np.stack([p for p, _ in pool]), np.array([q for _, q in pool])
+    kernel = features_NK.T @ features_NK
+    kernel += share * np.trace(kernel) / len(kernel) * np.eye(len(kernel))
+    means = np.stack([target[members].mean(axis=0) for members in groups])
+    return (features_NK @ np.linalg.inv(kernel) @ means.T) * doubt_N[:, None]
+
+
+@pytest.mark.parametrize("batch_tokens", [64, 4096])
+def test_trak_is_the_regularised_inverse_kernel_between_margin_gradients(
+    tmp_path: Path, batch_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "ROWS_AT_ONCE", 5)
+    setting = make_setting(tmp_path, checkpoint=True)
+    scorer = {"method": "trak", "dimensions": 128, "regularisation": 0.1}
+    work, _ = setting.score(scorer=scorer, groups="source", batch_tokens=batch_tokens)
+    expected = explicit_trak(setting, SparseSketch(128, seed=work.seed("score", "trak")), list(GROUPS.values()), 0.1)
+    rows = work.rows("scores")
+    np.testing.assert_allclose([row["group_scores"] for row in rows], expected, atol=1e-3 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        [row["score"] for row in rows], expected.mean(axis=1), atol=1e-3 * np.abs(expected).max()
+    )
+    assert "features" not in work.opened
+
+
+def test_a_step_along_traks_best_example_raises_the_targets_margin(tmp_path: Path) -> None:
+    """With much regularisation TRAK is a plain product of margin gradients: its sign is that of a small step."""
+    setting = make_setting(tmp_path, checkpoint=True)
+    found = setting.scores(scorer={"method": "trak", "dimensions": 2048, "regularisation": 1e6})
+    best = max(found, key=lambda example_id: found[example_id]["score"])
+    trained = load_checkpoint(setting.inputs["checkpoint"].folder, setting.pin, dtype=torch.float64)
+
+    def margin() -> float:
+        losses = [loss / tokens for _, loss, tokens in (explicit_gradient(trained.model, row) for row in TARGET)]
+        return float(np.mean([-loss - np.log(-np.expm1(-loss)) for loss in losses]))
+
+    before = margin()
+    (gradient,) = mean_gradients(trained, [row for row in POOL if row.example_id == best])
+    with torch.no_grad():
+        for name, parameter in trained.model.named_parameters():
+            parameter.sub_(1e-4 * gradient[name])
+    assert margin() > before
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8, 16])
+def test_features_are_stored_as_configured_and_decode_to_what_was_scored(tmp_path: Path, bits: int) -> None:
+    past_embedding = odd_row("99-bad", [1, 99, 2], [False, True, True])
+    setting = make_setting(tmp_path, pool=[*POOL, past_embedding], checkpoint=True)
+    work, _ = setting.score(scorer={"method": "less", "dimensions": 512, "store_bits": bits}, batch_tokens=64)
+    table = work.artifact("features").table()
+    assert table.column("example_id").to_pylist() == sorted(row.example_id for row in POOL)
+    assert set(table.column("bits").to_pylist()) == {bits}
+    assert {len(code) for code in table.column("code").to_pylist()} == {Quantiser(512, bits).code_bytes}  # type: ignore[arg-type]
+    stored = np.concatenate([feature for _, feature in decoded(table)])
+    exact, _ = make_setting(tmp_path / "exact", checkpoint=True).score(
+        scorer={"method": "less", "dimensions": 512, "store_bits": 16}, batch_tokens=64
+    )
+    whole = np.concatenate([feature for _, feature in decoded(exact.artifact("features").table())])
+    cosine = (stored * whole).sum(axis=1) / np.linalg.norm(stored, axis=1) / np.linalg.norm(whole, axis=1)
+    assert cosine.min() > {1: 0.7, 4: 0.98, 8: 0.9999, 16: 0.999999}[bits]
+
+
+def test_a_resumed_stage_keeps_its_features_and_second_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "MOST_ROWS", 5)
+    setting = make_setting(tmp_path, checkpoint=True)
+    scorer = {"method": "trak", "dimensions": 64, "store_bits": 4}
+    whole, _ = setting.score("whole", scorer=scorer)
+    setting.score("cut", scorer=scorer)
+    first, *_, last = sorted((tmp_path / "cut" / "scratch" / "shards").iterdir())
+    last.unlink()
+    first.write_bytes(first.read_bytes()[:100])
+    again, summary = setting.score("cut", scorer=scorer)
+    for output in ("scores", "features"):
+        assert again.artifact(output).ref.digest == whole.artifact(output).ref.digest
+    assert summary.measured["shards_kept_from_before"] == 3
+
+
+@pytest.mark.parametrize("method", ["less", "trak"])
+def test_a_target_without_rows_or_answers_is_refused(tmp_path: Path, method: str) -> None:
+    setting = make_setting(tmp_path, checkpoint=True)
+    empty = odd_row("y1", [3, 4, 5], [True, False, False])
+    for rows, said in (([], "at least one row"), ([empty], "no supervised token, the first is y1")):
+        setting.inputs["target_tokens"] = tokens_of(tmp_path / f"t{len(rows)}", rows)
+        with pytest.raises(InputError, match=said):
+            setting.score(f"r{len(rows)}", scorer={"method": method, "dimensions": 64})

@@ -129,9 +129,12 @@ class PlanConfig(Frozen):
 
 
 class ScoreConfig(Frozen):
-    """How the pool is scored: a method, and how its groups are put together."""
+    """How the pool is scored: a method, how many rows it computes itself, and how its groups are put together."""
 
     scorer: MethodSettings = Field(default_factory=lambda: {"method": "influence"})
+    coverage: MethodSettings = Field(
+        default_factory=lambda: {"method": "full"}, description="Which rows the scorer computes; docs/scoring.md."
+    )
     groups: Literal["all", "source"] = Field("all", description="One target group, or one a target source.")
     combine: Literal["mean", "max"] = Field("mean", description="How group scores become one.")
     batch_tokens: int = Field(4096, ge=1, description="Tokens a forward+backward.")

@@ -11,6 +11,7 @@ from data_contracts.records import Summary, Table
 from stages.score.scorer import Scorer
 from stages.score.texts import beginning, text_of
 from stages.stage import Artifact
+from stages.statistics.rank import spearman
 
 SHOWN = 5
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -24,7 +25,6 @@ def report(
     score_N: np.ndarray,
     quarantined: dict[str, int],
     examples: Artifact | None,
-    flops: int,
     found: dict[str, Any],
     measured: dict[str, Any],
 ) -> Summary:
@@ -39,7 +39,6 @@ def report(
         "quarantined": sum(quarantined.values()),
         "target_groups": ", ".join(groups) or None,
         "spearman_score_length": None if correlation is None else round(correlation, 4),
-        "flops": flops,
         **found,
     }
     spread = np.quantile(score_N[valid].astype(np.float64), QUANTILES) if len(valid) else np.zeros(0)
@@ -66,19 +65,3 @@ def _ends(pool: pa.Table, score_N: np.ndarray, valid: np.ndarray, examples: Arti
         text = beginning(text_of(table, example_id)) if table is not None else ""
         rows.append((end, float(f"{score_N[row]:.6g}"), example_id, text))
     return Table(title="Best and worst", columns=("end", "score", "example_id", "text"), rows=tuple(rows))
-
-
-def spearman(left: np.ndarray, right: np.ndarray) -> float | None:
-    """Return Spearman's rank correlation (ties at their mean rank); None where either side is constant."""
-    if len(left) < 2:
-        return None
-    ranks = [_ranks(np.asarray(side, dtype=np.float64)) for side in (left, right)]
-    centred = [rank - rank.mean() for rank in ranks]
-    norm = float(np.sqrt((centred[0] ** 2).sum() * (centred[1] ** 2).sum()))
-    return float((centred[0] * centred[1]).sum() / norm) if norm > 0 else None
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, code, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2.0)[code]

@@ -197,6 +197,11 @@ class Scorer(Method):
         return score_N
 
     @classmethod
+    def regime(cls, rows: int) -> str:
+        """Return how a pool of so many rows is scored, where that hangs on their number: rows pass within one alone."""
+        return ""
+
+    @classmethod
     def pointwise(cls) -> bool:
         """Return whether what `score` says of a row does not depend on what else is in the pool (`finish` may).
 

@@ -68,8 +68,8 @@ class Score(Stage[ScoreSlice]):
 
     def kin(self, config: ScoreSlice, inputs: Inputs) -> Any:
         """Return what decides a row's numbers besides the row, where the coverage computes all rows in one pass."""
-        name = str(config.score.coverage.get("method"))
-        if not find(Coverage, name).whole:
+        scorer, coverage = (str(settings.get("method")) for settings in (config.score.scorer, config.score.coverage))
+        if not find(Coverage, coverage).whole:
             return None
         plan = inputs.maybe("plan")
         given = {
@@ -79,6 +79,7 @@ class Score(Stage[ScoreSlice]):
             "config": config.model_dump(mode="json"),
             "precision": plan.record(Plan).precision if plan else None,
             "inputs": given,
+            "regime": find(Scorer, scorer).regime(inputs.one("pool_tokens").ref.rows),
         }
 
     def run(self, config: ScoreSlice, inputs: Inputs, work: Work) -> Summary:

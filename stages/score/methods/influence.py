@@ -80,6 +80,11 @@ class Influence(Scorer):
         given.facts["step_error"] = f"{error:.2g}"
         return found if error <= FORWARD_ERROR else None
 
+    @classmethod
+    def regime(cls, rows: int) -> str:
+        """Return whether the forward form is thought of."""
+        return "many" if rows >= FORWARD_ROWS else "few"
+
     def score(self, block: Block, state: InnerProducts | Differences) -> np.ndarray:
         """Return score_BJ; NaN where nothing is predicted."""
         from stages.gradients.inner_product import InnerProducts

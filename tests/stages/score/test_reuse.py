@@ -12,6 +12,7 @@ from data_contracts.arrow import TABLE_FILE
 from data_contracts.canonical import file_sha256
 from data_contracts.config import ScoreConfig
 from stages.model.batch import Row
+from stages.score.methods.influence import FORWARD_ROWS
 from stages.score.stage import STAGE, ScoreSlice
 from tests.local_work import LocalWork, inputs_of, work_for
 from tests.stages.gradients.small_models import VOCABULARY, rows_of
@@ -101,6 +102,9 @@ def test_kin_leaves_out_the_rows_and_what_does_not_decide_them(setting: Setting)
     assert kin() != kin(batch_tokens=61)
     assert kin() != kin(scorer={"method": "influence", "per": "token"})
     assert kin(coverage={"method": "momentum"}) is not None
+    large = tokens_of(setting.folder / "large", rows_of(FORWARD_ROWS, seed=9))
+    assert kin() != kin(pool_tokens=large)  # influence may take its forward form there
+    assert kin(scorer={"method": "el2n"}) == kin(scorer={"method": "el2n"}, pool_tokens=large)
     assert kin(coverage={"method": "proxy_verify"}) is None
 
 

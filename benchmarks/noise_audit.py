@@ -2,9 +2,10 @@
 
 A small instruction-tuned model reads GSM8K rows of which a tenth have each other's answers, and trains on them for one
 epoch with LoRA: the audit sees what a user's pool would show it. Two statistics rank the rows, both by the product's
-own scorers from that checkpoint: self-influence (`grand`: the norm of the row's own gradient, an answer token's) and
-the mean answer-token loss (`perplexity`). A figure is the area under the ROC curve, with an interval from Hanley and
-McNeil's standard error.
+own scorers from that checkpoint: the mean answer-token loss (`mislabel_auc`: what the audit beside every scorer that
+knows losses lists by) and self-influence (`mislabel_auc_self_influence`: the norm of the row's own gradient, an answer
+token's, that `grand` lists by). A figure is the area under the ROC curve, with an interval from Hanley and McNeil's
+standard error.
 
     python -m benchmarks.noise_audit [--quick] [--data FOLDER] [--model FOLDER]
 """
@@ -101,7 +102,7 @@ def audit(data: Path, model: Path | None, *, quick: bool) -> dict[str, Any]:
     rows, wrong_N = rows_of(data, load_tokenizer(pin), 80 if quick else 200)
     trained = trained_on(load_model(pin), rows)
     figures: dict[str, Any] = {"mislabelled": int(wrong_N.sum()), "audited": len(rows), "audit_model": folder.name}
-    for name, method in (("mislabel_auc", "grand"), ("mislabel_auc_loss", "perplexity")):
+    for name, method in (("mislabel_auc", "perplexity"), ("mislabel_auc_self_influence", "grand")):
         score_N = scores_of({"method": method}, trained, rows, (), batch_tokens=1024, bfloat16=True)[:, 0]
         figures[name], figures[f"{name}_interval"] = area(score_N, wrong_N)
     return figures

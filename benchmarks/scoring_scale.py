@@ -1,9 +1,8 @@
 """Does scoring a hundred times as many rows take a hundred times as long, and no more memory?
 
-Pools of 1,000 to 100,000 rows are scored by the stage itself with direct influence, each in a process of its own, on
-one thread. Rows are real instructions, cut short; each is one of 4,000 with one token replaced, so no two are alike.
-The model is a one-layer Llama with random weights: what grows with the pool is the engine's part, and a dearer model
-would only hide it. Pools are written before and mapped, as the store gives them.
+Pools of 1,000 to 100,000 rows are scored by the stage itself with influence from a small real model, each in a process
+of its own, on one thread. Rows are real instructions, cut short; each is one of 4,000 with one token replaced, so no two are alike.
+Pools are written before and mapped, as the store gives them.
 
     time_exponent   slope of log CPU seconds over log rows; `last_exponent` between the two largest
     memory_ratio    anonymous memory held beyond that at the stage's start, at its peak: the largest pool over the
@@ -72,21 +71,14 @@ def write_pool(folder: Path, rows: list[Row], count: int) -> Artifact:
     return work.artifact("t")
 
 
-def write_model(folder: Path, tokenizer: Path) -> Artifact:
-    """Save and pin a one-layer Llama with the given tokenizer."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
+def pinned(folder: Path, model: Path) -> Artifact:
+    """Return a model of this machine as the stage takes it."""
     from data_contracts.config import ModelConfig
     from stages.model.load import pin_model
     from tests.local_work import LocalWork
 
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
-    LlamaForCausalLM(LlamaConfig(vocab_size=512, pad_token_id=None, **shape)).save_pretrained(folder / "model")
-    AutoTokenizer.from_pretrained(tokenizer, local_files_only=True).save_pretrained(folder / "model")
-    work = LocalWork(folder / "base", {"base": "base"})
-    work.record("base", pin_model(ModelConfig(path="model"), folder))
+    work = LocalWork(folder, {"base": "base"})
+    work.record("base", pin_model(ModelConfig(path=model.name), model.parent))
     return work.artifact("base")
 
 
@@ -147,7 +139,7 @@ def main() -> None:
     rows = [cut(row) for row in read_rows(options.data, small, TARGET_ROWS + 4_000, LONGEST)]
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
-        fixed = {"base": write_model(home, small), "target_tokens": write_pool(home / "target", rows[:TARGET_ROWS], 16)}
+        fixed = {"base": pinned(home / "base", small), "target_tokens": write_pool(home / "target", rows[:TARGET_ROWS], 16)}
         found = {}
         for size in (sizes[0], *sizes):  # the first one fills caches
             pool = write_pool(home / f"pool{len(found)}-{size}", rows[TARGET_ROWS:], size)

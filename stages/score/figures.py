@@ -1,7 +1,7 @@
 """Pictures of a scoring: how scores lie, and score against length and loss, as one PNG beside the table.
 
-At most `MOST_POINTS` rows are drawn, at equal steps through the pool; ids are hashes of content, so that is a random
-sample that stays the same. The file is measured: it is outside the digest of what it shows.
+At most `MOST_POINTS` rows are drawn, at equal steps through the pool. The file is measured: it is outside the digest of
+what it shows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.score.checkups import Scored
+from stages.score.checkups import Scored, spread
 
 MOST_POINTS = 3000
 BINS = 60
@@ -36,8 +36,5 @@ def draw(path: Path, scored: Scored, title: str) -> None:
 
 
 def drawn(score_N: np.ndarray, other_N: np.ndarray) -> np.ndarray:
-    """Return the row numbers to draw: those with both numbers, at equal steps where they are more than are drawn."""
-    both = np.flatnonzero(np.isfinite(score_N) & np.isfinite(other_N))
-    if len(both) <= MOST_POINTS:
-        return both
-    return both[np.linspace(0, len(both) - 1, MOST_POINTS).astype(np.int64)]
+    """Return the row numbers to draw, of those with both numbers."""
+    return spread(np.flatnonzero(np.isfinite(score_N) & np.isfinite(other_N)), MOST_POINTS)

@@ -64,7 +64,9 @@ def train(base: Any, pool: list[Row], members: set[int], epochs: int) -> list[Tr
     settings = TrainConfig(learning_rate=RATE)
     model = copy.deepcopy(base).requires_grad_(True).train()
     optimizer, found = optimizer_for(model, settings, RATE), []
-    orders = [[i for i in np.random.default_rng(epoch).permutation(len(pool)) if i in members] for epoch in range(epochs)]
+    orders = [
+        [i for i in np.random.default_rng(epoch).permutation(len(pool)) if i in members] for epoch in range(epochs)
+    ]
     steps, step = sum(-(-len(order) // WINDOW) for order in orders), 0
     for order in orders:
         rates = []
@@ -157,7 +159,10 @@ def main() -> None:
     checkpoints = train(base, pool, set(range(size.pool)), size.epochs)
     weights = np.array([trained.trainer["learning_rate"] for trained in checkpoints])
     found = {
-        arm: sum(w * scores_of({"method": arm}, trained, pool, items) for w, trained in zip(weights, checkpoints, strict=True))
+        arm: sum(
+            w * scores_of({"method": arm}, trained, pool, items)
+            for w, trained in zip(weights, checkpoints, strict=True)
+        )
         for arm in ARMS
     }
     try:

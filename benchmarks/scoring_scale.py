@@ -1,8 +1,8 @@
 """Does scoring a hundred times as many rows take a hundred times as long, and no more memory?
 
 Pools of 1,000 to 100,000 rows are scored by the stage itself with influence from a small real model, each in a process
-of its own, on one thread. Rows are real instructions, cut short; each is one of 4,000 with one token replaced, so no two are alike.
-Pools are written before and mapped, as the store gives them.
+of its own, on one thread. Rows are real instructions, cut short; each is one of 4,000 with one token replaced, so no two
+are alike. Pools are written before and mapped, as the store gives them.
 
     time_exponent   slope of log CPU seconds over log rows; `last_exponent` between the two largest
     memory_ratio    anonymous memory held beyond that at the stage's start, at its peak: the largest pool over the
@@ -139,13 +139,16 @@ def main() -> None:
     rows = [cut(row) for row in read_rows(options.data, small, TARGET_ROWS + 4_000, LONGEST)]
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
-        fixed = {"base": pinned(home / "base", small), "target_tokens": write_pool(home / "target", rows[:TARGET_ROWS], 16)}
-        found = {}
+        fixed = {
+            "base": pinned(home / "base", small),
+            "target_tokens": write_pool(home / "target", rows[:TARGET_ROWS], 16),
+        }
+        found: dict[int, dict[str, Any]] = {}
         for size in (sizes[0], *sizes):  # the first one fills caches
             pool = write_pool(home / f"pool{len(found)}-{size}", rows[TARGET_ROWS:], size)
             place = home / f"work{len(found)}-{size}"
             found[size] = in_own_process(partial(score, place, options.method, {**fixed, "pool_tokens": pool}))
-    logs = [np.log([float(size) for size in sizes]), np.log([found[size]["seconds"] for size in sizes])]
+    rows_log, seconds_log = np.log(np.array(sizes, dtype=float)), np.log([found[size]["seconds"] for size in sizes])
     for size in sizes:
         one = found[size]
         print(
@@ -157,8 +160,8 @@ def main() -> None:
         {
             "memory_ratio": round(found[sizes[-1]]["anonymous"] / found[sizes[0]]["anonymous"], 3),
             "resident_ratio": round(found[sizes[-1]]["resident"] / found[sizes[0]]["resident"], 3),
-            "time_exponent": round(float(np.polyfit(*logs, 1)[0]), 3),
-            "last_exponent": round(float((logs[1][-1] - logs[1][-2]) / (logs[0][-1] - logs[0][-2])), 3),
+            "time_exponent": round(float(np.polyfit(rows_log, seconds_log, 1)[0]), 3),
+            "last_exponent": round(float((seconds_log[-1] - seconds_log[-2]) / (rows_log[-1] - rows_log[-2])), 3),
             "seconds": {size: round(found[size]["seconds"], 2) for size in sizes},
             "anonymous_bytes": {size: found[size]["anonymous"] for size in sizes},
             "method": options.method,

@@ -22,7 +22,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from data_contracts.errors import ModelError
-from stages.gradients.inner_product import FORMED_BYTES
+from stages.gradients.passes import FORMED_BYTES
 from stages.gradients.taps import owners
 from stages.model.batch import TokenBatch
 from stages.model.loss import plain
@@ -103,6 +103,7 @@ class RowProducts:
     def _linear(self, module: nn.Module, own: Mapping[str, str], given: Tensor) -> Tensor:
         weight, bias = module.weight, module.bias
         assert isinstance(weight, Tensor)
+        assert bias is None or isinstance(bias, Tensor)
         if isinstance(module, Conv1D):
             weight = weight.T
         kind = given.device.type
@@ -200,7 +201,7 @@ class RowProducts:
         output.register_hook(show)
 
     def _spread(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Repeat ids that all rows share (positions): one output for several rows has only the sum of their gradients."""
+        """Repeat ids that all rows share (positions): one output for several rows has the sum of their gradients."""
         rows = self._shape[0]
         return (args[0].expand(rows, -1), *args[1:]) if args and args[0].shape[0] == 1 < rows else None
 

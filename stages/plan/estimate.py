@@ -15,7 +15,7 @@ import numpy as np
 from data_contracts.config import TrainConfig
 from data_contracts.errors import ModelError
 from data_contracts.records import ModelPin
-from stages.gradients.inner_product import FORMED_BYTES
+from stages.gradients.passes import FORMED_BYTES
 from stages.meter.flops import FlopModel
 from stages.model.load import empty_model
 from stages.plan.timeline import PHASES, Timeline

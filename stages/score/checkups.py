@@ -2,8 +2,8 @@
 
 Rank correlations with length and loss say whether a cheaper number would have done; those with earlier scores, whether
 the ranking holds. The noise audit lists rows whose answer may be wrong: by self-influence where the method's score is
-one (the norm of the row's own gradient), by the model's loss otherwise. Everything is a function of the tables; pictures
-are `figures.py`'s.
+one (the norm of the row's own gradient), by the model's loss otherwise. Everything is a function of the tables;
+pictures are `figures.py`'s.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ some 80 bytes a row."""
 
 @dataclass(frozen=True)
 class Scored:
-    """A scored pool, NaN where a number is not known: score, mean answer-token loss (nats), tokens and answer tokens."""
+    """A scored pool, NaN where a number is not known: score, mean answer-token loss (nats), tokens, answer tokens."""
 
     score_N: np.ndarray
     loss_N: np.ndarray

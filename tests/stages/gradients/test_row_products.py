@@ -26,7 +26,9 @@ def direction_for(model: nn.Module) -> dict[str, Tensor]:
 
 def oracle(model: nn.Module, rows: Sequence[Row], direction: dict[str, Tensor]) -> Tensor:
     explicit = [explicit_gradient(model, row)[0] for row in rows]
-    return torch.stack([sum((value * gradient[name]).sum() for name, value in direction.items()) for gradient in explicit])  # type: ignore[arg-type]
+    return torch.stack(
+        [sum((value * gradient[name]).sum() for name, value in direction.items()) for gradient in explicit]
+    )  # type: ignore[arg-type]
 
 
 def train_pass(model: nn.Module, batch: TokenBatch, chunk: int | None = None) -> dict[str, Tensor]:
@@ -93,7 +95,10 @@ def test_activation_checkpointing_changes_nothing() -> None:
 
 def test_a_documents_weight_multiplies_its_product() -> None:
     model = tiny_llama()
-    rows = [Row(row.example_id, row.input_ids, row.answer_mask, w) for row, w in zip(rows_of(3), (2.0, 0.0, 0.5), strict=True)]
+    rows = [
+        Row(row.example_id, row.input_ids, row.answer_mask, w)
+        for row, w in zip(rows_of(3), (2.0, 0.0, 0.5), strict=True)
+    ]
     direction = direction_for(model)
     with RowProducts(model, direction) as products:
         products.begin(collate(rows))
@@ -130,6 +135,7 @@ def test_a_layer_that_sees_other_rows_than_the_batchs_is_refused() -> None:
     model, batch = Pooled(), collate(rows_of(3))
     direction = {"extra.weight": torch.ones(16, 16, dtype=torch.float64)}
     model.get_output_embeddings = lambda: None  # type: ignore[attr-defined]
-    with RowProducts(model, direction) as products, pytest.raises(ModelError, match="one row a token"):
+    with RowProducts(model, direction) as products:
         products.begin(batch)
-        model.extra(torch.ones(7, 16, dtype=torch.float64))
+        with pytest.raises(ModelError, match="one row a token"):
+            model.extra(torch.ones(7, 16, dtype=torch.float64))

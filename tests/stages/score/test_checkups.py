@@ -49,7 +49,9 @@ def test_correlations_are_scipys_and_leave_out_what_is_not_known() -> None:
     tokens = random.integers(1, 9, 50)
     found = {
         item.name: item
-        for item in agreements(Scored(score, loss, tokens, np.ones(50)), [("earlier", np.full(50, np.nan)), ("same", score)])
+        for item in agreements(
+            Scored(score, loss, tokens, np.ones(50)), [("earlier", np.full(50, np.nan)), ("same", score)]
+        )
     }
     assert found["tokens"].spearman == round(spearmanr(score[5:], tokens[5:]).statistic, 4)
     assert found["loss"].spearman == round(spearmanr(score[5:40], loss[5:40]).statistic, 4)
@@ -93,7 +95,9 @@ def test_the_noise_audit_lists_the_largest_norms_or_losses_with_their_texts(tmp_
     assert not [table for table in summary.tables if table.title.startswith("Noise audit")]  # nothing tells
 
 
-def test_the_picture_is_a_measured_file_of_bounded_size_and_the_scores_bytes_do_not_depend_on_it(tmp_path: Path) -> None:
+def test_the_picture_is_a_measured_file_of_bounded_size_and_the_scores_bytes_do_not_depend_on_it(
+    tmp_path: Path,
+) -> None:
     setting = make_setting(tmp_path)
     work, _ = setting.score("one", scorer={"method": "perplexity"})
     digest = work.artifact("scores").ref.digest
@@ -102,7 +106,12 @@ def test_the_picture_is_a_measured_file_of_bounded_size_and_the_scores_bytes_do_
     picture.unlink()
     assert work.artifact("scores").ref.digest == digest
     random, count = np.random.default_rng(0), 200_000
-    big = Scored(random.normal(size=count).astype(np.float32), random.normal(size=count), random.integers(1, 999, count), np.ones(count))
+    big = Scored(
+        random.normal(size=count).astype(np.float32),
+        random.normal(size=count),
+        random.integers(1, 999, count),
+        np.ones(count),
+    )
     draw(tmp_path / "big.png", big, "influence")
     assert (tmp_path / "big.png").stat().st_size < 300_000
     assert len(drawn(big.score_N, big.loss_N)) == MOST_POINTS

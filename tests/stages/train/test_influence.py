@@ -79,7 +79,9 @@ class Watched:
         return found
 
 
-def expected(watched: Watched, step: int, direction: dict[str, torch.Tensor], house: House, ids: list[str]) -> list[float]:
+def expected(
+    watched: Watched, step: int, direction: dict[str, torch.Tensor], house: House, ids: list[str]
+) -> list[float]:
     pool, model = TokenTable(house.artifacts["tokens"].folder), watched.model(step)
     products = []
     for example_id in ids:

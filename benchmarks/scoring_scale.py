@@ -1,8 +1,8 @@
 """Does scoring a hundred times as many rows take a hundred times as long, and no more memory?
 
 Pools of 1,000 to 100,000 rows are scored by the stage itself with influence from a small real model, each in a process
-of its own, on one thread. Rows are real instructions, cut short; each is one of 4,000 with one token replaced, so no two
-are alike. Pools are written before and mapped, as the store gives them.
+of its own, on one thread. Rows are real instructions, cut short; each is one of 4,000 with one token replaced, so that
+no two are alike. Pools are written before and mapped, as the store gives them.
 
     time_exponent   slope of log CPU seconds over log rows; `last_exponent` between the two largest
     memory_ratio    anonymous memory held beyond that at the stage's start, at its peak: the largest pool over the

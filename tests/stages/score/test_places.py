@@ -11,7 +11,10 @@ from stages.score.places import at
 
 def column(rows: int, chunk: int) -> pa.ChunkedArray:
     return pa.chunked_array(
-        [pa.array([f"{index:032x}" for index in range(start, min(start + chunk, rows))]) for start in range(0, rows, chunk)]
+        [
+            pa.array([f"{index:032x}" for index in range(start, min(start + chunk, rows))])
+            for start in range(0, rows, chunk)
+        ]
     )
 
 

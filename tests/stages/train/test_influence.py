@@ -10,13 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from data_contracts.config import BeginConfig, ScoreConfig, TrainConfig
 from data_contracts.errors import InputError
-from data_contracts.records import ModelPin
+from data_contracts.records import Decision, ModelPin
 from stages.model.batch import Row, TokenTable
 from stages.model.checkpoint import load_checkpoint
+from stages.score.stage import STAGE as SCORE
+from stages.score.stage import ScoreSlice
 from stages.technique.step import moments_of, trainable
 from stages.train import loop, publish
-from tests.local_work import LocalWork
+from stages.train.begin import STAGE as BEGIN
+from stages.train.begin import BeginSlice
+from tests.local_work import LocalWork, inputs_of, work_for
 from tests.stages.gradients.test_inner_product import explicit_gradient
 from tests.stages.train.small import House, token_columns
 from tests.stages.train.test_resume import FORK, _rank
@@ -136,14 +141,10 @@ def test_from_a_checkpoint_with_moments_the_first_step_has_influence_too_and_equ
 
 
 def scores_of(folder: Path, house: House, pin: ModelPin, checkpoint: Any) -> dict[str, float]:
-    from data_contracts.config import ScoreConfig
-    from stages.score.stage import STAGE, ScoreSlice
-    from tests.local_work import inputs_of, work_for
-
-    work: LocalWork = work_for(STAGE, folder)
+    work: LocalWork = work_for(SCORE, folder)
     given = {name: house.artifacts[name] for name in ("base", "plan", "target_tokens")}
     inputs = inputs_of(**given, pool_tokens=house.artifacts["tokens"], checkpoint=checkpoint)
-    STAGE.run(ScoreSlice(seed=0, score=ScoreConfig(scorer={"method": "influence"})), inputs, work)
+    SCORE.run(ScoreSlice(seed=0, score=ScoreConfig(scorer={"method": "influence"})), inputs, work)
     return {row["example_id"]: row["score"] for row in work.rows("scores")}
 
 
@@ -195,3 +196,24 @@ def test_without_a_target_it_is_refused(tmp_path: Path, empty: bool) -> None:
         house.artifacts["target_tokens"] = none.artifact("t")
     with pytest.raises(InputError, match="target with at least one row"):
         train(tmp_path / "work", house, influence="segment")
+
+
+def test_the_warm_up_reads_none(tmp_path: Path) -> None:
+    """It has no target, and no moments to start from."""
+    house, work = House(tmp_path, rows=8), work_for(BEGIN, tmp_path / "work")
+    config = BeginSlice(seed=3, begin=BeginConfig(fraction=0.5), train=TrainConfig(influence="segment"))
+    BEGIN.run(config, house.begin_inputs(), work)
+    assert set(work.opened) == set(BEGIN.gives)
+
+
+def test_directions_are_counted_before_they_are_made_so_a_budget_affords_fewer_steps(tmp_path: Path) -> None:
+    """A budget that just holds all six steps and their evaluations does not hold directions too."""
+    _, plain = train(tmp_path / "plain", House(tmp_path, rows=24), evaluations=2)
+    limit = sum(cost.flops for cost in plain.ledger().by_cause().values())
+    decision = Decision(action="continue", reason="test", round=1, segment_flops=limit)
+    steps = {}
+    for influence in (None, "segment", "evaluation"):
+        house = House(tmp_path, rows=24, decision=decision)
+        _, work = train(tmp_path / str(influence), house, influence=influence, evaluations=2)
+        steps[influence] = len(work.rows("curve"))
+    assert steps[None] == 6 > steps["segment"] >= steps["evaluation"] >= 1

@@ -99,7 +99,7 @@ SCORES = Contract(
             _field("loss", F32, True),  # mean loss of an answer token, nats, where the method computed it
             _field("n_tokens", INT32),
             _field("n_answer_tokens", INT32),
-            _field("exact", BOOL),  # False where predicted or taken over rather than computed
+            _field("exact", BOOL),  # False where predicted or ranked by another scorer rather than computed
         ]
     ),
     key=("example_id",),

@@ -59,8 +59,7 @@ def run(request: Request, *, reporter: Reporter | None = None) -> Result:
     external = stage.external(config, Path(str(request.knobs.get("root") or ".")))
     workers = int(getattr(getattr(config, "train", None), "workers", 0))
     identity = identity_of(stage.verb, version.digest, external, request.inputs, workers)
-    kin = kin_of(stage.verb, version.digest, stage.kin(config, inputs), workers)
-    job = _Job(request, stage, config, store, inputs, version, identity, kin, reporter)
+    job = _Job(request, stage, config, store, inputs, version, identity, workers, reporter)
     with terminated_by_signal() as job.ending:
         while True:
             result = job.run_alone() if stage.effect or request.refresh else job.run_or_adopt()
@@ -88,16 +87,22 @@ class _Job:
         inputs: Inputs,
         version: Version,
         identity: str,
-        kin: str,
+        workers: int,
         reporter: Reporter,
     ) -> None:
         self.request, self.stage, self.config, self.store, self.inputs = request, stage, config, store, inputs
-        self.version, self.identity, self.kin, self.reporter = version, identity, kin, reporter
+        self.version, self.identity, self.workers, self.reporter = version, identity, workers, reporter
         self.verify = bool(request.knobs.get("verify"))
         self.started = time.monotonic()
         self.desk: Desk | None = None
         self.ending = Ending()
         self.committing = self.closed = False
+
+    @functools.cached_property
+    def kin(self) -> str:
+        """What commits share whose rows came about as this one's; "" where rows are not alone."""
+        value = self.stage.kin(self.config, self.inputs)
+        return kin_of(self.stage.verb, self.version.digest, value, self.workers)
 
     def run_or_adopt(self) -> Result:
         """Adopt the commit of the identity, or hold its lease and make it."""

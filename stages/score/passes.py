@@ -6,12 +6,14 @@ with the numbers, and which rows are asked for, is the coverage's business; how 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from data_contracts.errors import MethodError
 from stages.score.blocks import BlockScorer, Outcome
@@ -104,19 +106,22 @@ class ScorePass:
         return good > 0
 
     def _read(self, start: int, stop: int) -> Shard | None:
-        ids = at(self._pool.column("example_id"), self.rows[start:stop])
-        return self._folder.read(start, ids)
+        if not self._folder.holds(start):
+            return None
+        return self._folder.read(start, at(self._pool.column("example_id"), self.rows[start:stop]))
 
     def _all(self, low: int = 0, high: int | None = None) -> Iterator[Shard]:
         """Yield the shards that hold places `low` to `high` (excluded) of this pass."""
-        for start, stop in self._ranges:
-            if stop > low and (high is None or start < high):
-                shard = self._read(start, stop)
-                assert shard is not None, "a shard that was just completed"
-                if self._gathered is not None:
-                    table = rescored(self.method, shard.table, self._gathered, self._folder.combine)
-                    shard = replace(shard, table=table)
-                yield shard
+        first = max(0, bisect_right(self._ranges, (low, len(self.rows))) - 1)
+        for start, stop in self._ranges[first:]:
+            if high is not None and start >= high:
+                return
+            shard = self._read(start, stop)
+            assert shard is not None, "a shard that was just completed"
+            if self._gathered is not None:
+                table = rescored(self.method, shard.table, self._gathered, self._folder.combine)
+                shard = replace(shard, table=table)
+            yield shard
 
     def score(self) -> np.ndarray:
         """Return score_n float32 of the rows, NaN where there is none."""
@@ -125,15 +130,13 @@ class ScorePass:
 
     def columns(self) -> np.ndarray:
         """Return group_nJ float32 of the rows, NaN where there is none."""
-        lists = [shard.table.column("group_scores") for shard in self._all()]
-        width = max((len(item) for column in lists for item in column.to_pylist()), default=1)
-        none = [np.nan] * width
-        return np.array([item or none for column in lists for item in column.to_pylist()], dtype=np.float32)
-
-    def losses(self) -> np.ndarray:
-        """Return the rows' mean losses, float32, NaN where not computed."""
-        parts = [shard.table.column("loss").to_numpy() for shard in self._all()]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+        found = [(shard.start, shard.table.column("group_scores").combine_chunks()) for shard in self._all()]
+        widths = [pc.list_value_length(column).to_numpy() for _, column in found]
+        width = max((int(lengths.max()) for lengths in widths), default=1)
+        group_nJ = np.full((len(self.rows), max(1, width)), np.nan, dtype=np.float32)
+        for (start, column), lengths in zip(found, widths, strict=True):
+            group_nJ[start + np.flatnonzero(lengths)] = column.flatten().to_numpy().reshape(-1, width)  # or none at all
+        return group_nJ
 
     def between(self, low: int, high: int) -> Iterator[tuple[np.ndarray, pa.Table]]:
         """Yield (places in the pool, their results) of what this pass holds of the pool's rows `low` to `high`."""

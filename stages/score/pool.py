@@ -64,7 +64,8 @@ class ScoredPool:
         taken = earlier_commit(self._work, opened, self._config, self.table) if whole and glance is None else None
         made = ScorePass(opened, maker, self.table, rows, folder, self._config.batch_tokens, taken)
         scorer = BlockScorer(opened.method, opened.state, maker.block, maker.settle, self._config.combine)
-        with self._work.progress(name, float(maker.lengths_N[rows].sum(dtype=np.int64)), "tokens") as bar:
+        shown = "score" if name == "full" else f"score: {name}"
+        with self._work.progress(shown, float(made.seen_tokens), "tokens") as bar:
             made.complete(scorer, bar)
         self.flops, self.tokens = self.flops + made.flops, self.tokens + made.tokens
         self.found, self.taken = self.found + made.found, self.taken + made.taken

@@ -82,13 +82,14 @@ class ShardFolder:
         write_table(unfinished, SCHEMA.with_metadata(spent), table)
         os.replace(unfinished, path)
 
+    def holds(self, start: int) -> bool:
+        """Return whether there is a shard from `start`, whatever is in it."""
+        return self._path(start).is_file()
+
     def read(self, start: int, ids: pa.ChunkedArray) -> Shard | None:
-        """Return the shard of these rows, or None where it is missing or unreadable and must be scored again."""
-        path = self._path(start)
-        if not path.is_file():
-            return None
+        """Return the shard of these rows, or None where it is unreadable or another and must be scored again."""
         try:
-            table = read_table(path)
+            table = read_table(self._path(start))
         except ArtifactError:
             return None
         if table.schema.names != SCHEMA.names or not table.column("example_id").equals(ids):

@@ -33,8 +33,8 @@ FOLDS = 10
 class ProxyVerify(Coverage):
     """A glance at all rows, a sample and the would-be selected computed, the rest predicted."""
 
-    tokens: float = Field(0.26, gt=0, le=1, description="Share of the pool's tokens at which verifying ends.")
-    glance: float = Field(0.17, gt=0, lt=1, description="Share of the pool's tokens that the glance takes.")
+    tokens: float = Field(0.27, gt=0, le=1, description="Share of the pool's tokens at which verifying ends.")
+    glance: float = Field(0.2, gt=0, lt=1, description="Share of the pool's tokens that the glance takes.")
     sample: float = Field(0.05, gt=0, lt=1, description="Share of the rows computed to fit and to judge the predictor.")
     verify: float = Field(0.1, ge=0, le=1, description="Best rows that are verified: the share that will be selected.")
     least: float = Field(
@@ -81,12 +81,13 @@ class _Prediction:
         facts: dict[str, Any] = {"sampled": len(rows), "cross_validated_spearman": found, "verify_rounds": 0}
         facts["swapped_out"] = self._verify(facts) if found is not None else 0
         share = float(self.known_N.mean())
-        estimate = -1.0 if found is None else share + (1 - share) * found
-        facts["estimated_spearman"] = round(estimate, 4)
-        facts["fallback"] = estimate < settings.least
+        estimate = None if found is None else round(share + (1 - share) * found, 4)
+        facts["estimated_spearman"] = estimate
+        facts["fallback"] = estimate is None or estimate < settings.least
         if facts["fallback"]:
+            said = "cannot be estimated" if estimate is None else f"is estimated at {estimate:.3f}"
             pool.notice(
-                f"proxy_verify: the estimated rank correlation {estimate:.3f} is below {settings.least:g}; "
+                f"proxy_verify: the rank correlation with full scoring {said}, and {settings.least:g} is asked for; "
                 "every row is computed"
             )
             self._compute("rest", np.flatnonzero(~self.known_N))

@@ -56,7 +56,7 @@ class Speculative(Coverage):
         known = np.isfinite(column_nJ).all(axis=1) & (stratum_N[rows] >= 0)
         predicted_NJ = np.full((len(pool), column_nJ.shape[1]), np.nan, dtype=np.float32)
         found = None
-        if known.sum() > 1:
+        if known.any():
             fit = _Fit(cheap_N[rows[known]], stratum_N[rows[known]], column_nJ[known].astype(np.float64))
             rest = np.setdiff1d(np.flatnonzero(stratum_N >= 0), rows)
             predicted_NJ[rest] = fit.of(cheap_N[rest], stratum_N[rest])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from data_contracts.arrow import TABLE_FILE
@@ -44,16 +43,20 @@ def setting(tmp_path: Path) -> Setting:
     return make_setting(tmp_path, pool=rows_of(60, seed=1), checkpoint=True)
 
 
-def test_rows_already_scored_are_taken_over_and_the_bytes_are_those_of_a_full_run(setting: Setting) -> None:
-    first, none = run(setting, "first", rows_of(60, seed=1), None)
+@pytest.mark.parametrize("coverage", ["full", "momentum"])
+def test_rows_already_scored_are_taken_over_and_the_bytes_are_those_of_a_full_run(
+    setting: Setting, coverage: str
+) -> None:
+    how = {"coverage": {"method": coverage}}
+    first, none = run(setting, "first", rows_of(60, seed=1), None, **how)
     grown = [*rows_of(60, seed=1), *GROWN]
-    whole, _ = run(setting, "whole", grown, None)
-    part, taken = run(setting, "part", grown, first)
+    whole, _ = run(setting, "whole", grown, None, **how)
+    part, taken = run(setting, "part", grown, first, **how)
     assert none == 0
     assert 20 <= taken <= 56
     assert written(part) == written(whole)
     assert 0 < part.ledger().total.flops < 0.8 * whole.ledger().total.flops
-    again, taken = run(setting, "again", rows_of(60, seed=1), first)
+    again, taken = run(setting, "again", rows_of(60, seed=1), first, **how)
     assert taken == 60
     assert written(again) == written(first)
 
@@ -106,12 +109,3 @@ def test_kin_leaves_out_the_rows_and_what_does_not_decide_them(setting: Setting)
     assert kin() != kin(pool_tokens=large)  # influence may take its forward form there
     assert kin(scorer={"method": "el2n"}) == kin(scorer={"method": "el2n"}, pool_tokens=large)
     assert kin(coverage={"method": "proxy_verify"}) is None
-
-
-def test_a_batch_decides_the_last_bits_of_a_row(setting: Setting) -> None:
-    """Why whole batches are taken over: the same row beside others, or alone, has another score."""
-    many, _ = run(setting, "many", rows_of(60, seed=1), None, batch_tokens=400)
-    alone, _ = run(setting, "alone", rows_of(60, seed=1), None, batch_tokens=1)
-    scores = [np.array([row["score"] for row in work.rows("scores")]) for work in (many, alone)]
-    np.testing.assert_allclose(*scores, rtol=1e-3, atol=1e-4)
-    assert (scores[0] != scores[1]).any()

@@ -132,7 +132,7 @@ def store(model: Any, warm: list[Row], pool: list[TokenBatch], target: list[Toke
     from stages.gradients.quantised import Quantiser
     from stages.gradients.sketch import SparseSketch
     from stages.score.methods.less import Checkpoint
-    from stages.score.report import spearman
+    from stages.statistics.rank import spearman
 
     trained = warm_up(model, warm)
     with ExampleGradients(model) as gradients:

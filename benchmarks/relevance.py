@@ -35,8 +35,10 @@ SPLITS = {"target": (2, 8), "validation": (1, 8), "holdout": (1, 1)}
 POOL_ROWS = 6
 
 
-def write_cell(folder: Path, tasks: dict[str, dict[str, list[dict[str, Any]]]], category: str, seed: int) -> set[str]:
-    """Write the splits of one cell and return the pool's relevant tasks."""
+def write_cell(
+    folder: Path, tasks: dict[str, dict[str, list[dict[str, Any]]]], category: str, seed: int, rows: int = POOL_ROWS
+) -> set[str]:
+    """Write the splits of one cell, `rows` of each of the pool's tasks, and return the pool's relevant tasks."""
     rng = np.random.default_rng([seed, *category.encode()])
     own = rng.permutation(sorted(tasks[category])).tolist()
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +46,7 @@ def write_cell(folder: Path, tasks: dict[str, dict[str, list[dict[str, Any]]]], 
     for split, (count, size) in SPLITS.items():
         chosen[split], own = (own[:count], size), own[count:]
     others = sorted(task for name, group in tasks.items() if name != category for task in group)
-    chosen["pool"] = ([*own, *others], POOL_ROWS)
+    chosen["pool"] = ([*own, *others], rows)
     by_task = {task: rows for group in tasks.values() for task, rows in group.items()}
     for split, (members, size) in chosen.items():
         with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as out:

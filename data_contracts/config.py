@@ -129,9 +129,12 @@ class PlanConfig(Frozen):
 
 
 class ScoreConfig(Frozen):
-    """How the pool is scored: a method, and how its groups are put together."""
+    """How the pool is scored: a method, how many rows it computes itself, and how its groups are put together."""
 
     scorer: MethodSettings = Field(default_factory=lambda: {"method": "influence"})
+    coverage: MethodSettings = Field(
+        default_factory=lambda: {"method": "full"}, description="Which rows the scorer computes; docs/scoring.md."
+    )
     groups: Literal["all", "source"] = Field("all", description="One target group, or one a target source.")
     combine: Literal["mean", "max"] = Field("mean", description="How group scores become one.")
     batch_tokens: int = Field(4096, ge=1, description="Tokens a forward+backward.")
@@ -170,6 +173,11 @@ class TrainConfig(Frozen):
     validation_rows: int | None = Field(None, ge=1, description="Most rows of validation used; unset is all.")
     snapshot_steps: int = Field(50, ge=1, description="Optimizer steps between resume snapshots.")
     drop_last: bool = False
+    influence: Literal["segment", "evaluation"] | None = Field(
+        None,
+        description="Note the influence of every visited row on the target (table `example_influence`), along a "
+        "direction made at the segment's start, or again at each evaluation; unset does not.",
+    )
     workers: int = Field(0, ge=0, description="Ray Train workers; 0 is in this process.")
 
 

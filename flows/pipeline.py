@@ -39,7 +39,7 @@ def pipeline(
         checkpoint, selection = begun.ref("checkpoint"), begun.ref("selection")
         scores: tuple[Ref, ...] = ()
         curves, checkpoints, losses = begun.ref("curve"), checkpoint, begun.ref("example_losses")
-        selections = selection
+        selections, scorings = selection, scores
         decided = run.call("govern", curve=curves, checkpoint=checkpoints, plan=plan)
         decision = run.read(decided, "decision", Decision)
 
@@ -68,8 +68,10 @@ def pipeline(
                     pool=data.ref("pool"),
                     target=data.ref("target"),
                     example_losses=losses,
+                    previous_scores=scorings,
                 )
                 scores = scored.ref("scores")
+                scorings += scores
             if decision.reselects:
                 selected = run.call("select", pool_tokens=pool, scores=scores, target_tokens=target, plan=plan)
                 selection = selected.ref("selection")
@@ -81,6 +83,7 @@ def pipeline(
                 tokens=pool + target,
                 selection=selection,
                 validation_tokens=validation,
+                target_tokens=target,
                 checkpoint=checkpoint,
                 decision=decided.ref("decision"),
             )

@@ -66,3 +66,16 @@ def _admit(name: str, takes: Takes, refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
                 f"the input `{name}` keeps the contract {takes.contract}", f"it is {known}", "pass the right artifact"
             )
     return refs
+
+
+def earlier_commit(store: Store, stage: Stage[Any], kin: str) -> Inputs | None:
+    """Return inputs and outputs of the newest commit with this kin whose payloads are whole, or None."""
+    for manifest in store.kindred(stage.verb, kin) if kin else ():
+        refs = {**manifest.inputs, **{name: (output.ref,) for name, output in manifest.outputs.items()}}
+        try:
+            return Inputs(
+                {name: tuple(Artifact(ref, store.open(ref)) for ref in given) for name, given in refs.items()}
+            )
+        except ArtifactError:
+            continue
+    return None

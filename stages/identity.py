@@ -193,3 +193,10 @@ def identity_of(
             "workers": workers,
         }
     )
+
+
+def kin_of(verb: str, version: str, value: Any, workers: int) -> str:
+    """Return what commits share whose rows came about the same way; "" where `value` (`Stage.kin`) is None."""
+    if value is None:
+        return ""
+    return digest_of({"stage": verb, "version": version, "kin": value, "device": device(), "workers": workers})

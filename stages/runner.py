@@ -21,9 +21,9 @@ from data_contracts.cost import Cost
 from data_contracts.errors import ArtifactError
 from data_contracts.records import CONTRACTS, Manifest, Request, Result, StoreAddress
 from data_contracts.store import Lease, Store
-from stages.admission import open_inputs, parse_slice
+from stages.admission import earlier_commit, open_inputs, parse_slice
 from stages.ending import Ending, explained, peak_bytes, terminated_by_signal
-from stages.identity import Version, device, identity_of, stage_version
+from stages.identity import Version, device, identity_of, kin_of, stage_version
 from stages.stage import Inputs, Stage, find_stage
 from stages.work import Desk, Reporter, Silent, inherited
 
@@ -59,7 +59,7 @@ def run(request: Request, *, reporter: Reporter | None = None) -> Result:
     external = stage.external(config, Path(str(request.knobs.get("root") or ".")))
     workers = int(getattr(getattr(config, "train", None), "workers", 0))
     identity = identity_of(stage.verb, version.digest, external, request.inputs, workers)
-    job = _Job(request, stage, config, store, inputs, version, identity, reporter)
+    job = _Job(request, stage, config, store, inputs, version, identity, workers, reporter)
     with terminated_by_signal() as job.ending:
         while True:
             result = job.run_alone() if stage.effect or request.refresh else job.run_or_adopt()
@@ -87,15 +87,22 @@ class _Job:
         inputs: Inputs,
         version: Version,
         identity: str,
+        workers: int,
         reporter: Reporter,
     ) -> None:
         self.request, self.stage, self.config, self.store, self.inputs = request, stage, config, store, inputs
-        self.version, self.identity, self.reporter = version, identity, reporter
+        self.version, self.identity, self.workers, self.reporter = version, identity, workers, reporter
         self.verify = bool(request.knobs.get("verify"))
         self.started = time.monotonic()
         self.desk: Desk | None = None
         self.ending = Ending()
         self.committing = self.closed = False
+
+    @functools.cached_property
+    def kin(self) -> str:
+        """What commits share whose rows came about as this one's; "" where rows are not alone."""
+        value = self.stage.kin(self.config, self.inputs)
+        return kin_of(self.stage.verb, self.version.digest, value, self.workers)
 
     def run_or_adopt(self) -> Result:
         """Adopt the commit of the identity, or hold its lease and make it."""
@@ -171,7 +178,7 @@ class _Job:
         try:
             with self.ending.held():  # a signal between the opening and the knowledge of it would leave it RUNNING
                 attempt = self.store.open_attempt(
-                    self.stage.verb, self.identity, self.request.origin, shared=lease is not None
+                    self.stage.verb, self.identity, self.request.origin, shared=lease is not None, kin=self.kin
                 )
                 self.store.beat(lease, attempt, lambda: self.costs)
             yield attempt
@@ -203,6 +210,7 @@ class _Job:
             reporter=self.reporter,
             spent=lambda: self.store.ledger([ref for refs in request.inputs.values() for ref in refs]),
             registry=self._registry(attempt),
+            earlier=lambda: earlier_commit(self.store, stage, self.kin),
         )
         summary = stage.run(self.config, self.inputs, desk)
         folders = desk.finish(stage.optional)

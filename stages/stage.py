@@ -171,6 +171,9 @@ class Work(Protocol):
     def spent(self) -> Ledger:
         """Return the ledger of everything that the inputs descend from."""
 
+    def earlier(self) -> Inputs | None:
+        """Return inputs and outputs of the newest commit of the same work on other rows (`Stage.kin`), or None."""
+
     def registry(self) -> Registry:
         """Return the model registry; only for a stage that is an effect."""
 
@@ -204,6 +207,13 @@ class Stage(Generic[C]):
         The default is the slice as it is. `root` is the folder that relative paths start from.
         """
         return config.model_dump(mode="json")
+
+    def kin(self, config: C, inputs: Inputs) -> Any:
+        """Return in canonical form all that decides the outcome of a row besides the rows; None: rows are not alone.
+
+        Commits of equal kin share rows: `Work.earlier` finds them. Not part of an identity: what comes out is the same.
+        """
+        return None
 
     def run(self, config: C, inputs: Inputs, work: Work) -> Summary:
         """Do the work through `work` and return what to say about it."""

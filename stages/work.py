@@ -27,7 +27,7 @@ from data_contracts.errors import ArtifactError
 from data_contracts.ledger import Ledger
 from data_contracts.records import CONTRACTS, MEASURED, RECORD_FILE
 from data_contracts.tables import QUARANTINE
-from stages.stage import Progress, Registry
+from stages.stage import Inputs, Progress, Registry
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ class Desk:
         reporter: Reporter,
         spent: Callable[[], Ledger],
         registry: Callable[[], Registry],
+        earlier: Callable[[], Inputs | None],
     ) -> None:
         self.folder = place / "scratch"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +91,7 @@ class Desk:
         self.costs: dict[str, Cost] = {}
         self.notices: list[str] = []
         self._gives, self._seed, self._reporter = gives, seed, reporter
-        self._spent, self._registry = spent, registry
+        self._spent, self._registry, self._earlier = spent, registry, earlier
         self._opened: set[str] = set()
         self._refused: TableWriter | None = None
 
@@ -162,6 +163,10 @@ class Desk:
     def spent(self) -> Ledger:
         """Return the ledger of everything that the inputs descend from."""
         return self._spent()
+
+    def earlier(self) -> Inputs | None:
+        """Return inputs and outputs of the newest commit of the same work on other rows, or None."""
+        return self._earlier()
 
     def registry(self) -> Registry:
         """Return the model registry."""

@@ -42,6 +42,7 @@ class LocalWork:
         seed: of `rng` and `seed`.
         root: the folder that relative user paths start from.
         ledger: what the inputs descend from.
+        earlier: inputs and outputs of a commit of the same work on other rows.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class LocalWork:
         root: Path | None = None,
         knobs: Mapping[str, Any] | None = None,
         ledger: Ledger | None = None,
+        earlier: Inputs | None = None,
     ) -> None:
         self.home = folder
         self.folder = folder / "scratch"
@@ -63,7 +65,7 @@ class LocalWork:
         self.charges: list[tuple[str, Cost]] = []
         self.bars: list[tuple[str, _Bar]] = []
         self.opened: list[str] = []
-        self._seed, self._ledger = seed, ledger or Ledger()
+        self._seed, self._ledger, self._earlier = seed, ledger or Ledger(), earlier
         self._quarantine: list[dict[str, Any]] = []
 
     def seed(self, *names: str | int) -> int:
@@ -141,6 +143,9 @@ class LocalWork:
 
     def spent(self) -> Ledger:
         return self._ledger
+
+    def earlier(self) -> Inputs | None:
+        return self._earlier
 
     def registry(self) -> Registry:
         raise ArtifactError("a stage that is an effect", "this work has no registry", "use the real store")

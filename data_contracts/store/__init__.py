@@ -8,7 +8,8 @@ run them to the runner. Importing this package does not import mlflow; making a 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -191,9 +192,15 @@ class Store(Reader):
         """Return whether another process took the lease's identity over."""
         return self._coordination.state(stage, lease.identity).next > lease.number + 1
 
-    def open_attempt(self, verb: str, identity: str, origin: Origin, *, shared: bool) -> str:
-        """Open the MLflow run of an attempt; `shared` says that a commit of the identity ends it."""
-        return self._attempts.open_attempt(verb, identity, origin, shared=shared)
+    def kindred(self, stage: str, kin: str) -> Iterator[Manifest]:
+        """Yield the manifests of finished attempts with this kin, newest first; one that cannot be read is left out."""
+        for run in self._attempts.kindred(stage, kin):
+            with suppress(ArtifactError):
+                yield self.read_manifest(run)
+
+    def open_attempt(self, verb: str, identity: str, origin: Origin, *, shared: bool, kin: str = "") -> str:
+        """Open the MLflow run of an attempt; `shared` says that a commit of the identity ends it (see `Attempts`)."""
+        return self._attempts.open_attempt(verb, identity, origin, shared=shared, kin=kin)
 
     def beat(self, lease: Lease | None, attempt: str, costs: Callable[[], Mapping[str, Cost]]) -> None:
         """Let the lease's heartbeat, or one of its own, say that `attempt` is alive and what it has spent."""

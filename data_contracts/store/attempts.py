@@ -24,7 +24,7 @@ from data_contracts.store.tracking import Tracking
 
 PARENT = "mlflow.parentRunId"
 STAGE, IDENTITY, NAME, ROUND = "lazytrain.stage", "lazytrain.identity", "lazytrain.name", "lazytrain.round"
-SHARED, RESUMES = "lazytrain.shared", "lazytrain.resumes"
+SHARED, RESUMES, KIN = "lazytrain.shared", "lazytrain.resumes", "lazytrain.kin"
 PROCESS, REASON, COSTS, MANIFEST = "lazytrain.process", "lazytrain.reason", "lazytrain.costs", "manifest"
 _LONGEST_VALUE = 5000
 
@@ -42,10 +42,11 @@ class Attempts:
             tags[RESUMES] = resumes
         return self._create(name, {**tags, "lazytrain.config": digest_of(config)})
 
-    def open_attempt(self, verb: str, identity: str, origin: Origin, *, shared: bool) -> str:
+    def open_attempt(self, verb: str, identity: str, origin: Origin, *, shared: bool, kin: str = "") -> str:
         """Open an attempt of a stage, below the pipeline run it belongs to, and return its id.
 
-        `shared` says that a commit of the identity ends it; without, its own manifest does.
+        `shared` says that a commit of the identity ends it; without, its own manifest does. `kin` is what commits share
+        whose rows came about the same way; "" for none.
         """
         tags = {
             KIND: "attempt",
@@ -56,6 +57,8 @@ class Attempts:
             PROCESS: this_process().model_dump_json(),
             HEARTBEAT: stamp(),
         }
+        if kin:
+            tags[KIN] = kin
         if origin.run is not None:
             tags[PARENT] = origin.run
         if origin.round is not None:
@@ -159,6 +162,12 @@ class Attempts:
         """Return the attempts below pipeline run `run`, without references and costs of commits, oldest first."""
         rows = [_row(item) for item in self.search(f"tags.`{PARENT}` = '{run}'")]
         return sorted(rows, key=lambda row: row.started)
+
+    def kindred(self, verb: str, kin: str) -> Iterable[str]:
+        """Yield the attempts of a stage that finished with this kin, newest first."""
+        where = f"tags.`{STAGE}` = '{verb}' and tags.`{KIN}` = '{kin}' and attributes.status = 'FINISHED'"
+        for item in self.search(where):
+            yield str(item.info.run_id)
 
     def search(self, where: str, *, deleted: bool = False, everywhere: bool = False) -> Iterable[Any]:
         """Yield the MLflow runs that a filter finds, newest first.

@@ -96,6 +96,7 @@ class Plain:
             reporter=screen(),
             spent=lambda: Ledger.fold(self._entries),
             registry=_no_registry,
+            earlier=lambda: None,
         )
         summary = work(desk)
         made = {

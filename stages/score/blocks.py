@@ -87,6 +87,8 @@ class BlockScorer:
         if np.isfinite(columns_J).all() and np.isfinite(combined(columns_J, self.combine)):
             return Outcome(columns_J, loss, feature=block.features[index] if block.features else None)
         none = np.zeros(0, dtype=np.float32)
+        if index in block.refused:
+            return Outcome(none, loss, *block.refused[index])
         if block.losses and block.losses["tokens"][index] == 0:
             return Outcome(none, np.nan, "no_answer_token", "no token is predicted: its answer is the first token")
         if block.losses and not np.isfinite(loss):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stages.model.batch import TokenBatch, TokenTable
     from stages.model.checkpoint import TrainedModel
 
-Reads = Literal["text", "tokens", "model", "moments", "example_losses", "checkpoints"]
+Reads = Literal["text", "tokens", "model", "moments", "example_losses", "checkpoints", "reference"]
 
 
 class Meter:
@@ -60,6 +60,7 @@ class Given:
         trained: the model (evaluation mode, on `device`), its moments and trainer record; parameters that were trained
             have `requires_grad`. Without a checkpoint: the base, all its parameters, no moments.
         checkpoints: every checkpoint given, oldest first, `trained` among them, for a method that reads several.
+        reference: a second checkpoint of the same base, for a method that compares with it.
         autocast: dtype of forward passes where the plan asks for one that the weights do not have.
         pool_rows: rows of the pool.
         batch_tokens: most padded tokens in one forward (and backward) pass.
@@ -83,6 +84,7 @@ class Given:
     device: str = "cpu"
     trained: TrainedModel | None = None
     checkpoints: Sequence[TrainedModel] = ()
+    reference: TrainedModel | None = None
     autocast: torch.dtype | None = None
     examples: pa.Table | None = None
     example_losses: Sequence[Path] = ()
@@ -115,6 +117,11 @@ class Block:
     texts: list[str] | None = None
     losses: dict[str, np.ndarray] = field(default_factory=dict)
     features: list[Feature] = field(default_factory=list)
+    refused: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    def refuse(self, index: int, reason: str, detail: str) -> None:
+        """Say why the example at `index` is given NaN: a code, and a sentence for the quarantine."""
+        self.refused[index] = reason, detail
 
     def note_losses(self, loss_sum_B: Any, answer_tokens_B: Any) -> None:
         """Leave the summed answer losses (nats) and the number of tokens they are over."""
@@ -173,6 +180,10 @@ class Scorer(Method):
         """Return score_BJ (or score_B), one row an example; NaN for an example that cannot be scored."""
         raise TypeError(f"{type(self).__name__} defines no score")
 
+    def suspicion(self, score_N: np.ndarray) -> np.ndarray | None:
+        """Return how suspicious each row looks where the scores are self-influence (larger is more); None elsewhere."""
+        return None
+
     def gather(self, features: Iterable[np.ndarray], state: Any) -> Any:
         """After all blocks, make what `rescore` needs from the pool's features, a part feature_BK at a time."""
         raise TypeError(f"{type(self).__name__} defines no gather")
@@ -182,13 +193,18 @@ class Scorer(Method):
         raise TypeError(f"{type(self).__name__} defines no rescore")
 
     def finish(self, score_N: np.ndarray) -> np.ndarray:
-        """Return the final scores from those of the whole pool (float32, NaN where there is none).
-
-        The default returns them as they are: the method is pointwise, a row's score does not depend on other rows.
-        """
+        """Return the final scores from all of the pool's (float32, NaN where there is none); here: as they are."""
         return score_N
 
     @classmethod
+    def regime(cls, rows: int) -> str:
+        """Return how a pool of so many rows is scored, where that hangs on their number: rows pass within one alone."""
+        return ""
+
+    @classmethod
     def pointwise(cls) -> bool:
-        """Return whether a row's score is its own alone (so that rows already scored can be kept)."""
-        return cls.finish is Scorer.finish
+        """Return whether what `score` says of a row does not depend on what else is in the pool (`finish` may).
+
+        Rows that were scored before are then taken over when the pool grows.
+        """
+        return True

@@ -1,21 +1,26 @@
 """Score: what each example of the pool is worth for the target.
 
-A scorer (a method) gives the numbers; the engine around it streams the pool, resumes and quarantines. This module is
-light: torch is loaded only inside `run`, and only for a scorer that reads tokens or a model.
+A scorer (a method) gives the numbers, a coverage (a method) says which rows it computes; the engine around them streams
+the pool, resumes and quarantines. This module is light: torch is loaded only inside `run`, and only for a scorer that
+reads tokens or a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 from data_contracts.config import ScoreConfig
 from data_contracts.cost import Frozen
 from data_contracts.errors import ConfigError
-from data_contracts.method import Method
-from data_contracts.records import Summary
+from data_contracts.method import Method, find
+from data_contracts.records import Plan, Summary
+from stages.score.cover import Coverage
 from stages.score.scorer import Scorer
 from stages.stage import Inputs, Stage, Takes, Work
+
+ROWS = {"pool", "pool_tokens", "plan", "previous_scores"}
+"""Inputs that do not decide what a computed row is given, but for the plan's precision."""
 
 
 class ScoreSlice(Frozen):
@@ -34,27 +39,63 @@ class Score(Stage[ScoreSlice]):
         "base": Takes("base"),
         "plan": Takes("plan", optional=True),
         "checkpoint": Takes("checkpoint", optional=True, many=True),
+        "reference": Takes("checkpoint", optional=True),
         "pool_tokens": Takes("tokens"),
         "target_tokens": Takes("tokens"),
         "pool": Takes("examples", optional=True),
         "target": Takes("examples", optional=True),
         "example_losses": Takes("example_losses", optional=True, many=True),
+        "previous_scores": Takes("scores", optional=True, many=True),
     }
     gives: ClassVar[Mapping[str, str]] = {"scores": "scores", "quarantine": "quarantine", "features": "features"}
     optional: ClassVar[frozenset[str]] = frozenset({"features"})
 
     def methods(self, config: ScoreSlice) -> Iterable[tuple[type[Method], str]]:
-        """Return the configured scorer."""
-        name = config.score.scorer.get("method")
-        if not isinstance(name, str):
-            raise ConfigError("`score.scorer.method` names a scorer", f"it is {name!r}", "set it, to `influence` say")
-        return [(Scorer, name)]
+        """Return the configured scorer and coverage, and the scorers that the coverage names."""
+        score = config.score
+        named: list[tuple[type[Method], Mapping[str, Any], str]] = [
+            (Scorer, score.scorer, "score.scorer"),
+            (Coverage, score.coverage, "score.coverage"),
+        ]
+        named += [(Scorer, settings, "score.coverage") for settings in _inside(score.coverage)]
+        found: list[tuple[type[Method], str]] = []
+        for family, settings, where in named:
+            name = settings.get("method")
+            if not isinstance(name, str):
+                raise ConfigError(f"`{where}` names a method", f"its `method` is {name!r}", "see docs/scoring.md")
+            found.append((family, name))
+        return found
+
+    def kin(self, config: ScoreSlice, inputs: Inputs) -> Any:
+        """Return what decides a row's numbers besides the row, where the coverage computes all rows in one pass."""
+        scorer, coverage = (str(settings.get("method")) for settings in (config.score.scorer, config.score.coverage))
+        if not find(Coverage, coverage).whole:
+            return None
+        plan = inputs.maybe("plan")
+        given = {
+            name: [artifact.ref.digest for artifact in inputs.all(name)] for name in sorted(set(self.takes) - ROWS)
+        }
+        return {
+            "config": config.model_dump(mode="json"),
+            "precision": plan.record(Plan).precision if plan else None,
+            "inputs": given,
+            "regime": find(Scorer, scorer).regime(inputs.one("pool_tokens").ref.rows),
+        }
 
     def run(self, config: ScoreSlice, inputs: Inputs, work: Work) -> Summary:
         """Score the pool; see `engine.score_pool`."""
         from stages.score.engine import score_pool
 
         return score_pool(config.score, inputs, work)
+
+
+def _inside(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield every method's settings below `settings`."""
+    for value in settings.values():
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, Mapping):
+                yield from [item] if "method" in item else []
+                yield from _inside(item)
 
 
 STAGE = Score()

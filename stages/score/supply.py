@@ -6,8 +6,9 @@ once. Loading and operation counts belong to the nouns *model* and *meter*.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,9 @@ import pyarrow as pa
 from data_contracts.config import ScoreConfig
 from data_contracts.records import ModelPin, Plan
 from stages.model.pin import read_pin
+from stages.score.glance import Glance, first_answers
+from stages.score.partition import batches
+from stages.score.places import at
 from stages.score.scorer import Block, Given, Meter, Scorer
 from stages.score.texts import text_of
 from stages.stage import Artifact, Inputs, Work
@@ -49,6 +53,24 @@ class FlopMeter(Meter):
         self.tokens += batch.tokens
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A prepared method: what it was given, what its `prepare` returned, and what makes its blocks."""
+
+    method: Scorer
+    given: Given
+    state: Any
+    maker: BlockMaker
+
+
+def open_scorer(
+    config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, pool: pa.Table, resources: ExitStack
+) -> Opened:
+    """Supply and prepare a method; `resources` closes it."""
+    given = supply(config, method, inputs, work, resources)
+    return Opened(method, given, method.prepare(given), BlockMaker(method, given, pool))
+
+
 def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, resources: ExitStack) -> Given:
     """Gather what `method` reads.
 
@@ -71,6 +93,8 @@ def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, reso
         trained = loaded[-1]
         given |= {"device": device, "trained": trained, "autocast": _autocast(plan.record(Plan) if plan else None)}
         given["checkpoints"] = loaded if several else ()
+        if "reference" in method.reads:
+            given["reference"] = _trained(read_pin(inputs.one("base")), inputs.one("reference"), device)
         given["meter"] = FlopMeter(trained.model, train=method.passes == "train" or "moments" in method.reads)
     if "example_losses" in method.reads:
         given["example_losses"] = [artifact.folder for artifact in inputs.all("example_losses")]
@@ -137,41 +161,50 @@ def _autocast(plan: Plan | None) -> Any:
 
 
 class BlockMaker:
-    """Makes blocks of pool rows and the order they are scored in."""
+    """Makes blocks of pool rows, and says which rows go together.
 
-    def __init__(self, method: Scorer, given: Given, pool: pa.Table) -> None:
-        self._method, self._given = method, given
+    Args:
+        glance: how much of each row is looked at; None: the whole of it.
+    """
+
+    def __init__(self, method: Scorer, given: Given, pool: pa.Table, glance: Glance | None = None) -> None:
+        self._method, self._given, self._glance = method, given, glance
         self._ids = pool.column("example_id")
-        self._lengths_N = pool.column("n_tokens").to_numpy()
         self._answers_N = pool.column("n_answer_tokens").to_numpy()
+        self.lengths_N: np.ndarray = pool.column("n_tokens").to_numpy()
         self._tokens: Any = None
         if {"tokens", "model"} & method.reads:
             from stages.model.batch import TokenTable
 
             self._tokens = TokenTable(pool)
+            if glance is not None:
+                self.lengths_N = glance.lengths(first_answers(pool), self.lengths_N)
 
-    def buckets(self, start: int, stop: int) -> Iterator[Sequence[int]]:
-        """Yield the row numbers of each block of a shard: by length where tokens are read, else as they come."""
+    def batches(self, rows: np.ndarray) -> Iterator[list[int]]:
+        """Yield the rows of each block of a shard: by length where tokens are read, else as they come."""
         if self._tokens is None:
-            yield from (range(at, min(at + ROWS_A_BLOCK, stop)) for at in range(start, stop, ROWS_A_BLOCK))
+            yield from (rows[at : at + ROWS_A_BLOCK].tolist() for at in range(0, len(rows), ROWS_A_BLOCK))
             return
-        from stages.model.batch import length_buckets
-
-        for bucket in length_buckets(self._lengths_N[start:stop].tolist(), self._given.batch_tokens):
-            yield [start + index for index in bucket]
+        ids = at(self._ids, rows).to_pylist()
+        for places in batches(ids, self.lengths_N[rows].tolist(), self._given.batch_tokens):
+            yield rows[places].tolist()
 
     def block(self, rows: Sequence[int]) -> Block:
         """Return the block of these rows."""
         index = np.asarray(rows)
-        ids = self._ids.take(pa.array(index)).to_pylist()
-        batch, texts = None, None
+        ids = at(self._ids, index).to_pylist()
+        batch, texts, answers_B = None, None, self._answers_N[index]
         if self._tokens is not None:
             from stages.model.batch import collate
 
-            batch = collate([self._tokens.row(row) for row in rows]).to(self._given.device)
+            found = [self._tokens.row(row) for row in rows]
+            if self._glance is not None:
+                found = [self._glance.of(row) for row in found]
+                answers_B = np.array([row.answer_mask.sum() for row in found], dtype=np.int32)
+            batch = collate(found).to(self._given.device)
         if "text" in self._method.reads:
             texts = [text_of(self._given.examples, example_id) for example_id in ids]
-        return Block(ids, self._lengths_N[index], self._answers_N[index], self._given.meter, batch, texts)
+        return Block(ids, self.lengths_N[index], answers_B, self._given.meter, batch, texts)
 
     def settle(self, block: Block) -> None:
         """Count what one scored block cost."""
@@ -191,9 +224,9 @@ class NoMemory:
         return None
 
 
-def memory_meter(method: Scorer) -> Any:
-    """Return a context whose `bytes` is the memory peak inside it, for a method that reads a model."""
-    if "model" not in method.reads:
+def memory_meter(methods: Iterable[Scorer]) -> Any:
+    """Return a context whose `bytes` is the memory peak inside it, where one of the methods reads a model."""
+    if not any("model" in method.reads for method in methods):
         return NoMemory()
     from stages.meter.memory import PeakMeter
 

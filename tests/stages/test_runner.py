@@ -379,3 +379,28 @@ def test_a_full_disk_fails_the_stage_names_the_folder_and_commits_nothing(tmp_pa
         assert not runner.run(make(address)).cached
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_the_newest_commit_of_the_same_kin_is_offered_and_no_other(address: StoreAddress) -> None:
+    def earlier(**config: Any) -> Any:
+        result = runner.run(make(address, config=config))
+        assert not result.cached
+        return Store(address).read_manifest(result.run).summary.measured["earlier"]
+
+    assert earlier(rows=3) == 0
+    assert earlier(rows=4) == 3
+    assert earlier(rows=5) == 4
+    assert earlier(rows=5, start=2.0) == 0  # another kin
+    with pytest.raises(RuntimeError, match="the toy broke"):
+        runner.run(make(address, config={"rows": 6}, knobs={"act": "raise"}))
+    assert earlier(rows=7) == 5  # not the one that failed
+    newest = Store(address)
+    for manifest in newest.kindred("select", next(_kins(newest))):
+        (payload(address, manifest.outputs["selection"].ref) / "data.arrow").write_bytes(b"")
+        break
+    assert earlier(rows=8) == 5  # the newest is damaged; the one before is whole
+
+
+def _kins(store: Store) -> Any:
+    for item in store._attempts.search("tags.`lazytrain.kind` = 'attempt'"):
+        yield item.data.tags["lazytrain.kin"]

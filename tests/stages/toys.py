@@ -44,8 +44,13 @@ class Make(Stage[MakeSlice]):
     takes = {}
     gives = {"selection": "selection", "quarantine": "quarantine"}
 
+    def kin(self, config: MakeSlice, inputs: Inputs) -> Any:
+        """Return what decides a row besides which rows there are."""
+        return {"start": config.start}
+
     def run(self, config: MakeSlice, inputs: Inputs, work: Work) -> Summary:
         """Write the selection; knobs say how to misbehave."""
+        earlier = work.earlier()
         count = work.folder / "visits"
         visits = int(count.read_text()) + 1 if count.exists() else 1
         count.write_text(str(visits))
@@ -62,7 +67,9 @@ class Make(Stage[MakeSlice]):
         work.measured("selection", "times.json").write_text("{}")
         work.notice("a toy ran")
         return Summary(
-            title="toy", facts={"rows": config.rows, "hits@1": 0.5, "hits_at_1": 0.9}, measured={"visits": visits}
+            title="toy",
+            facts={"rows": config.rows, "hits@1": 0.5, "hits_at_1": 0.9},
+            measured={"visits": visits, "earlier": earlier.one("selection").ref.rows if earlier else 0},
         )
 
 

@@ -108,6 +108,11 @@ class Influence(FeatureScorer):
         given.facts["step_error"] = f"{error:.2g}"
         return found if error <= FORWARD_ERROR else None
 
+    @classmethod
+    def regime(cls, rows: int) -> str:
+        """Return whether the forward form is thought of."""
+        return "many" if rows >= FORWARD_ROWS else "few"
+
     def score(self, block: Block, state: list[tuple[float, InnerProducts | Differences]]) -> np.ndarray:
         """Return score_BJ; NaN where nothing is predicted. Losses and features are of the newest checkpoint."""
         parts = [weight * self._products(block, one) for weight, one in state]

@@ -85,13 +85,31 @@ def checkpoint_of(folder: Path, pin: ModelPin, seed: int = 0, learning_rate: flo
     return work.artifact("c")
 
 
+def moved_checkpoint(folder: Path, pin: ModelPin, size: float = 0.1, seed: int = 7) -> Artifact:
+    """Save the base with every weight moved at random by `size` of its own spread, as a checkpoint with moments."""
+    model = load_model(pin)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(torch.randn_like(value) * size * (value.std() if value.numel() > 1 else 1.0))
+    moments = {
+        name: (torch.zeros_like(value), torch.rand_like(value) * 1e-3 + 1e-7)
+        for name, value in model.named_parameters()
+    }
+    work = LocalWork(folder, {"c": "checkpoint"})
+    save_checkpoint(
+        work.path("c"), model, pin, moments, {"technique": {"method": "full"}, "step": 9, **ADAM, "updates": 9}
+    )
+    return work.artifact("c")
+
+
 @dataclass
 class Setting:
     """A pool, a target and a base; `score` runs the stage on them."""
 
     folder: Path
     pin: ModelPin
-    inputs: dict[str, Artifact]
+    inputs: dict[str, Any]
 
     def score(self, name: str = "run", **config: Any) -> tuple[LocalWork, Summary]:
         """Run the stage in folder `name` (the same name resumes) with this `score` section."""

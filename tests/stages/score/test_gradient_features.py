@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor
@@ -16,10 +17,11 @@ from stages.gradients.projection import Projection
 from stages.gradients.quantised import Quantiser
 from stages.gradients.sketch import SparseSketch
 from stages.model.checkpoint import load_checkpoint
-from stages.score import features, shards
+from stages.score import features, partition
 from stages.score.blocks import Outcome
 from stages.score.features import FeatureScorer, decoded, gathered, rescored
 from stages.score.scorer import Feature
+from stages.score.shards import ShardFolder
 from stages.stage import Artifact
 from tests.stages.gradients.small_models import rows_of
 from tests.stages.gradients.test_inner_product import explicit_gradient
@@ -194,18 +196,19 @@ def test_influence_leaves_features_of_the_same_pass_and_scores_as_without_them(t
 
 
 def test_a_resumed_stage_keeps_its_features_and_second_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "MOST_ROWS", 5)
+    monkeypatch.setattr(partition, "MOST_ROWS", 5)
     setting = make_setting(tmp_path, checkpoint=True)
     scorer = {"method": "trak", "dimensions": 64, "store_bits": 4}
     whole, _ = setting.score("whole", scorer=scorer)
     setting.score("cut", scorer=scorer)
-    first, *_, last = sorted((tmp_path / "cut" / "scratch" / "shards").iterdir())
+    first, *kept, last = sorted((tmp_path / "cut" / "scratch" / "shards" / "full").iterdir())
+    assert kept
     last.unlink()
     first.write_bytes(first.read_bytes()[:100])
     again, summary = setting.score("cut", scorer=scorer)
     for output in ("scores", "features"):
         assert again.artifact(output).ref.digest == whole.artifact(output).ref.digest
-    assert summary.measured["shards_kept_from_before"] == 3
+    assert summary.measured["shards_kept_from_before"] == len(kept)
 
 
 class Squared(FeatureScorer):
@@ -232,8 +235,9 @@ def test_a_second_pass_replaces_scores_and_says_where_they_are_not_finite(
     good = [Outcome(np.array([x], np.float32), 1.0, feature=f) for x, f in zip(first, kept, strict=True)]
     outcomes = [good[0], Outcome(np.zeros(0, np.float32), np.nan, "score_failed", "why"), *good[1:]]
     about = {"example_id": list("abcde"), "source": ["s"] * 5, "n_tokens": [3] * 5, "n_answer_tokens": [1] * 5}
-    shards.write_shard(tmp_path, 0, about, outcomes, combine="max", flops=1, tokens=2)
-    shard = shards.read_shard(tmp_path, 0, 5)
+    folder, part = ShardFolder(tmp_path, "max"), pa.table(about)
+    folder.write(0, part, outcomes, flops=1, tokens=2, taken=0)
+    shard = folder.read(0, part.column("example_id"))
     assert shard is not None
     mean = gathered(Squared(), [shard.table, shard.table], 10.0)
     assert mean == 30.0

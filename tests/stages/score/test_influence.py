@@ -131,7 +131,7 @@ def test_flops_are_those_of_one_training_pass_over_target_and_pool(tmp_path: Pat
         # and in the backward 5 products (scores again, dV, dA, dQ, dK); d = 16, 2 layers.
         expected += 6 * length * layers + 6 * answers * head + 2 * (2 + 5) * 2 * length * length * 16
     cost = work.ledger().by_cause()["score"]
-    assert cost.flops == expected == summary.facts["flops"]
+    assert cost.flops == expected == summary.measured["flops"]
     assert cost.tokens == sum(len(row.input_ids) for row in rows)
 
 

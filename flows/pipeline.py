@@ -83,6 +83,7 @@ def pipeline(
                 tokens=pool + target,
                 selection=selection,
                 validation_tokens=validation,
+                target_tokens=target,
                 checkpoint=checkpoint,
                 decision=decided.ref("decision"),
             )

@@ -120,6 +120,7 @@ GIVES = {
     "tokens": "tokens",
     "selection": "selection",
     "validation_tokens": "tokens",
+    "target_tokens": "tokens",
     "decision": "decision",
 }
 
@@ -151,6 +152,7 @@ class House:
         given.record("plan", plan_of(**(plan or {})))
         given.table("tokens", tokens)
         given.table("validation_tokens", token_columns(9, 2))
+        given.table("target_tokens", token_columns(5, 3))
         given.table("selection", selection_columns(tokens["example_id"], **(selection or {})))
         if decision is not None:
             given.record("decision", decision)

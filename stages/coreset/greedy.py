@@ -15,7 +15,6 @@ from typing import Protocol
 
 import numpy as np
 
-
 MOST_TOGETHER = 32
 
 

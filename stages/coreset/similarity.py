@@ -38,7 +38,7 @@ def dense_cosine(unit_nK: np.ndarray) -> np.ndarray:
 
 
 def nearest_cosine(unit_nK: np.ndarray, neighbours: int) -> csr_matrix:
-    """Return max(0, cosine) of each row to its `neighbours` nearest rows and to those that it is near to; (n, n) sparse.
+    """Return max(0, cosine) of each row to its `neighbours` nearest rows, and to those it is near to; (n, n) sparse.
 
     The nearest are exact (faiss, inner product). Symmetric, the diagonal is 1 (0 for a row of zeros); memory is that of
     at most 2·n·neighbours numbers.

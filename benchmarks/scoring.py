@@ -24,6 +24,7 @@ import json
 import os
 import statistics
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -169,6 +170,8 @@ def in_own_process(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             with os.fdopen(writing, "w") as stream:
                 json.dump(work(), stream)
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     os.close(writing)

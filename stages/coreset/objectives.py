@@ -26,22 +26,26 @@ class DenseFacilityLocation:
         self.nearest_i = np.zeros(items, dtype=np.float32)
         """Similarity of each item to the nearest row taken."""
         self._ones_i = np.ones(items, dtype=np.float32)
+        self._begun = False
         self._buffer_Bi = np.empty((min(ROWS_AT_ONCE, self.size), items), dtype=np.float32)
 
     def gains(self, rows_B: np.ndarray) -> np.ndarray:
         """Return how much nearer the items would be to the set."""
+        if not self._begun and len(rows_B) == self.size:
+            return np.asarray((self._similarity_ni @ self._ones_i)[rows_B], dtype=np.float64)
         gain_B = np.empty(len(rows_B))
         for start in range(0, len(rows_B), ROWS_AT_ONCE):
-            part = rows_B[start : start + ROWS_AT_ONCE]
+            part = rows_B[start : start + ROWS_AT_ONCE].tolist()
             nearer_bi = self._buffer_Bi[: len(part)]
-            np.take(self._similarity_ni, part, axis=0, out=nearer_bi, mode="clip")  # `raise` would copy once more
-            nearer_bi -= self.nearest_i
+            for at, row in enumerate(part):
+                np.subtract(self._similarity_ni[row], self.nearest_i, out=nearer_bi[at])
             np.maximum(nearer_bi, 0.0, out=nearer_bi)
             gain_B[start : start + len(part)] = nearer_bi @ self._ones_i  # a sum, at the speed of memory
         return gain_B
 
     def add(self, row: int) -> None:
         """Put `row` into the set."""
+        self._begun = True
         np.maximum(self.nearest_i, self._similarity_ni[row], out=self.nearest_i)
 
 

@@ -31,7 +31,7 @@ def unit_rows(feature_nK: np.ndarray) -> np.ndarray:
 def dense_cosine(unit_nK: np.ndarray) -> np.ndarray:
     """Return max(0, cosine) of every pair, (n, n) float32."""
     similarity_nn: np.ndarray = unit_nK @ unit_nK.T
-    np.clip(similarity_nn, 0.0, 1.0, out=similarity_nn)
+    np.maximum(similarity_nn, 0.0, out=similarity_nn)
     present_n = (unit_nK != 0).any(axis=1)
     np.fill_diagonal(similarity_nn, present_n.astype(np.float32))
     return similarity_nn

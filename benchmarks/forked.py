@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ def in_own_process(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             with os.fdopen(writing, "w") as stream:
                 json.dump(work(), stream)
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     os.close(writing)

@@ -16,10 +16,11 @@ from data_contracts.errors import ArtifactError, InputError
 from stages.gradients.projection import Projection
 from stages.gradients.quantised import Quantiser
 from stages.gradients.sketch import SparseSketch
+from stages.gradients.stored import decoded
 from stages.model.checkpoint import load_checkpoint
 from stages.score import features, partition
 from stages.score.blocks import Outcome
-from stages.score.features import FeatureScorer, decoded, gathered, rescored
+from stages.score.features import FeatureScorer, gathered, rescored
 from stages.score.scorer import Feature
 from stages.score.shards import ShardFolder
 from stages.stage import Artifact

@@ -173,9 +173,11 @@ class RowProducts:
         """Return where each document's rows stand among those of a call, and every row's document."""
         count, leading = given.shape[:-1].numel(), tuple(given.shape[:-1])
         if module is self._head and given.dim() == 2:
+            whole = len(self._answer_owner_N)
             start = self._given.get(module, 0)
+            start = start if start < whole else 0  # computed again in the backward pass, where no span is asked for
             stop = self._given[module] = start + count
-            if stop <= len(self._answer_owner_N):
+            if stop <= whole:
                 spans = [(min(max(a - start, 0), count), min(max(z - start, 0), count)) for a, z in self._answers]
                 return spans, self._answer_owner_N[start:stop]
         elif leading in (self._shape, (len(self._owner_N),)):

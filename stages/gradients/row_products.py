@@ -31,8 +31,8 @@ LEAST_ROWS = 24
 """Rows a document from which its gradient is formed: what is formed is written, multiplied and added up, which cost as
 much as contracting 10 rows for a layer of 3 MB and 27 for one of 16 MB (float32, one core)."""
 CACHED_BYTES = 2**20
-"""Of the gradients formed at once on a CPU: from its cache, a batch of eight cost 7 to 15 % more than the layer's weight
-gradient alone; 64 MB at once, 25 to 45 % more."""
+"""Of the gradients formed at once on a CPU: from its cache, a batch of eight cost 7 to 15 % more than the layer's
+weight gradient alone; 64 MB at once, 25 to 45 % more."""
 LINEAR = (nn.Linear.forward, Conv1D.forward)
 
 

@@ -72,9 +72,12 @@ class Influence:
         return int(flops)
 
     def hold(self, direction: Mapping[str, Tensor]) -> None:
-        """Multiply with `direction` from now on; with none where it is empty."""
+        """Multiply with `direction` from now on; with none where it is empty.
+
+        It is copied: what a file gave lies at any address, and the last bits of a product depend on alignment.
+        """
         named = trainable(self._model)
-        placed = {name: value.to(named[name].device) for name, value in direction.items()}
+        placed = {name: torch.empty_like(named[name]).copy_(value) for name, value in direction.items()}
         self.products = RowProducts(self._model, placed) if placed else None
 
     def make(self, optimizer: torch.optim.Optimizer, updates: int, group: Group, precision: str) -> None:

@@ -49,8 +49,11 @@ def batch_of(rows: Sequence[Row], packed: bool) -> tuple[TokenBatch, list[Row]]:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("longest", [6, 40])
 @pytest.mark.parametrize("name", MODELS)
-def test_products_equal_explicit_gradients_and_training_gets_its_own(name: str, longest: int, packed: bool) -> None:
+def test_products_equal_explicit_gradients_and_training_gets_its_own(
+    name: str, longest: int, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Short rows are contracted, long ones formed."""
+    monkeypatch.setattr(row_products, "LEAST_ROWS", 8)
     model, (batch, rows) = MODELS[name](), batch_of(rows_of(9, longest=longest), packed)
     expected, direction = train_pass(model, batch), direction_for(model)
     with RowProducts(model, direction) as products:
@@ -72,7 +75,7 @@ def test_both_forms_agree_however_the_head_is_cut_and_however_much_is_held(
     least: int, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_products, "LEAST_ROWS", least)
-    monkeypatch.setattr(row_products, "FORMED_BYTES", 1)
+    monkeypatch.setattr(row_products, "CACHED_BYTES", 1)
     model, rows = tiny_llama(), rows_of(5, seed=4)
     direction = direction_for(model)
     with RowProducts(model, direction) as products:

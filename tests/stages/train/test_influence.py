@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from data_contracts.arrow import TABLE_FILE
 from data_contracts.config import BeginConfig, ScoreConfig, TrainConfig
 from data_contracts.errors import InputError
 from data_contracts.records import Decision, ModelPin
+from stages.gradients.row_products import covered
 from stages.model.batch import Row, TokenTable
 from stages.model.checkpoint import load_checkpoint
 from stages.score.stage import STAGE as SCORE
@@ -21,9 +23,10 @@ from stages.technique.step import moments_of, trainable
 from stages.train import loop, publish
 from stages.train.begin import STAGE as BEGIN
 from stages.train.begin import BeginSlice
+from stages.train.influence import Influence
 from tests.local_work import LocalWork, inputs_of, work_for
 from tests.stages.gradients.test_inner_product import explicit_gradient
-from tests.stages.train.small import House, token_columns
+from tests.stages.train.small import House, llama, token_columns
 from tests.stages.train.test_resume import FORK, _rank
 from tests.stages.train.test_stage import train
 
@@ -217,3 +220,18 @@ def test_directions_are_counted_before_they_are_made_so_a_budget_affords_fewer_s
         _, work = train(tmp_path / str(influence), house, influence=influence, evaluations=2)
         steps[influence] = len(work.rows("curve"))
     assert steps[None] == 6 > steps["segment"] >= steps["evaluation"] >= 1
+
+
+def test_a_direction_out_of_a_file_is_multiplied_at_an_address_of_its_own(tmp_path: Path) -> None:
+    """A resumed segment's last bits differed: what safetensors gave was not aligned as what training had made."""
+    house, model = House(tmp_path, rows=4), llama()
+    target = house.artifacts["target_tokens"].folder / TABLE_FILE
+    influence = Influence(target, model, TrainConfig(), 256)
+    name = covered(model)[0]
+    shape = dict(model.named_parameters())[name].shape
+    flat = torch.randn(shape.numel() + 1)[1:]
+    assert flat.data_ptr() % 64
+    influence.hold({name: flat.view(shape)})
+    (held,) = influence.direction.values()
+    assert held.data_ptr() % 64 == 0
+    assert torch.equal(held.flatten(), flat)

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.chain import report
-from benchmarks.scoring import in_own_process, read_rows
+from benchmarks.forked import in_own_process
+from benchmarks.scoring import read_rows
 
 if TYPE_CHECKING:
     from stages.model.batch import Row, TokenBatch

@@ -34,8 +34,8 @@ class ProxyVerify(Coverage):
     """A glance at all rows, a sample and the would-be selected computed, the rest predicted."""
 
     tokens: float = Field(0.27, gt=0, le=1, description="Share of the pool's tokens at which verifying ends.")
-    glance: float = Field(0.2, gt=0, lt=1, description="Share of the pool's tokens that the glance takes.")
-    sample: float = Field(0.05, gt=0, lt=1, description="Share of the rows computed to fit and to judge the predictor.")
+    glance: float = Field(0.18, gt=0, lt=1, description="Share of the pool's tokens that the glance takes.")
+    sample: float = Field(0.08, gt=0, lt=1, description="Share of the rows computed to fit and to judge the predictor.")
     verify: float = Field(0.1, ge=0, le=1, description="Best rows that are verified: the share that will be selected.")
     least: float = Field(
         0.9, ge=-1, le=1, description="Estimated rank correlation with full scoring below which all is computed."

@@ -124,7 +124,7 @@ def explicit_trak(setting: Setting, sketch: SparseSketch, groups: list[list[int]
 def test_trak_is_the_regularised_inverse_kernel_between_margin_gradients(
     tmp_path: Path, batch_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(features, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr("stages.gradients.stored.ROWS_AT_ONCE", 5)
     setting = make_setting(tmp_path, checkpoint=True)
     scorer = {"method": "trak", "dimensions": 128, "regularisation": 0.1}
     work, _ = setting.score(scorer=scorer, groups="source", batch_tokens=batch_tokens)
@@ -228,7 +228,7 @@ class Squared(FeatureScorer):
 def test_a_second_pass_replaces_scores_and_says_where_they_are_not_finite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(features, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("stages.gradients.stored.ROWS_AT_ONCE", 2)
     quantiser = Quantiser(1, 32)
     code, scale = quantiser.encode(np.array([[1.0], [2.0], [3.0], [6.0]]))
     kept = [Feature(32, 1, float(s), c.tobytes()) for c, s in zip(code, scale, strict=True)]

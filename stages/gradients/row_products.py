@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -78,21 +77,17 @@ class RowProducts:
                 module.forward = partial(self._linear, module, own)
                 self._exits.callback(delattr, module, "forward")
             else:
-                spread = module.register_forward_pre_hook(self._spread)
-                looked_up = module.register_forward_hook(partial(self._embedding, own["weight"]))
-                self._exits.callback(spread.remove)
-                self._exits.callback(looked_up.remove)
+                hook = partial(self._embedding, own["weight"])
+                self._exits.callback(module.register_forward_pre_hook(self._spread).remove)
+                self._exits.callback(module.register_forward_hook(hook).remove)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._exits.close()
 
     def begin(self, batch: TokenBatch) -> None:
         """Announce the batch of the next forward pass."""
-        self._shape, self._packed = batch.shape, batch.packed
-        self._documents = len(batch.example_ids)
+        self._shape, self._packed, self._documents = batch.shape, batch.packed, len(batch.example_ids)
         self._owner_N = batch.document_BT.flatten()
         self._tokens = _spans(self._owner_N, self._documents)
         self._answers = _spans(batch.answers.document_N, self._documents)
@@ -178,8 +173,7 @@ class RowProducts:
         """Return where each document's rows stand among those of a call, and every row's document."""
         count, leading = given.shape[:-1].numel(), tuple(given.shape[:-1])
         if module is self._head and given.dim() == 2:
-            whole = len(self._answer_owner_N)
-            start = self._given.get(module, 0)
+            start, whole = self._given.get(module, 0), len(self._answer_owner_N)
             start = start if start < whole else 0  # computed again in the backward pass, where no span is asked for
             stop = self._given[module] = start + count
             if stop <= whole:

@@ -59,6 +59,7 @@ class _Segment:
         target_tokens = plan.row_tokens if plan.checkpoint_activations else batch_tokens  # it keeps activations
         target = job.places.target
         self.influence = Influence(Path(target), self.model, train, target_tokens) if target else None
+        self.remakes = train.influence == "evaluation"
         self.meter = FlopModel.trace(self.model, train=True) if self.first else None
         torch.manual_seed(job.torch_seed + 1 + group.rank)
         self.best = Best(job.home, job.pin)
@@ -88,7 +89,7 @@ class _Segment:
             fixed = one if self.job.evaluate_start else 0
             if self.influence is not None:  # made at the start, and again at each evaluation but the last
                 direction = self.influence.flops(self.meter)
-                one, fixed = (one + direction, fixed) if self._remakes else (one, fixed + direction)
+                one, fixed = (one + direction, fixed) if self.remakes else (one, fixed + direction)
             steps = self.windows.affordable(self.meter, limit, one, self.job.train.evaluations, fixed)
         (agreed,) = self.group.agree([steps])
         if agreed == 0:
@@ -98,10 +99,6 @@ class _Segment:
                 "raise the budget, or plan a smaller window or fewer validation rows",
             )
         return int(agreed)
-
-    @property
-    def _remakes(self) -> bool:
-        return self.job.train.influence == "evaluation"
 
     def run(self) -> None:
         at = self.at
@@ -161,7 +158,7 @@ class _Segment:
             self._ask()
             self.model.train()
         if at.step < at.steps:
-            self._direct(again=loss is not None and self._remakes)
+            self._direct(again=loss is not None and self.remakes)
 
     def _evaluate(self) -> Loss:
         began, at = time.perf_counter(), self.at

@@ -33,6 +33,8 @@ from stages.score.scorer import Scorer
 SPLITS = {"target": (2, 8), "validation": (1, 8), "holdout": (1, 1)}
 """Of the category: tasks in each split, and rows of each task. All others are in the pool, `POOL_ROWS` of each."""
 POOL_ROWS = 6
+ELSEWHERE = ("rho_loss", "forgetting", "learning_trajectory")
+"""Scorers that need what this pipeline does not make: a reference model, several visits of every row."""
 
 
 def write_cell(
@@ -92,12 +94,22 @@ def recall(chain: Chain, scored: Result, relevant: set[str]) -> tuple[float, flo
     return float(hit_N[best].mean()), float(hit_N.mean())
 
 
+def exact_instruction(folder: Path, relevant: set[str]) -> float:
+    """Return the share of relevant rows whose instruction stands in the target: what matching strings would find."""
+    rows = {
+        split: [json.loads(line) for line in (folder / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
+        for split in ("target", "pool")
+    }
+    known = {row["instruction"] for row in rows["target"]}
+    return float(np.mean([row["instruction"] in known for row in rows["pool"] if row["task"] in relevant]))
+
+
 def main() -> None:
     """Score every cell with every method and print one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="one category and seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101])
-    parser.add_argument("--methods", nargs="+", default=names(Scorer))
+    parser.add_argument("--methods", nargs="+", default=[name for name in names(Scorer) if name not in ELSEWHERE])
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--model", type=Path, default=None, help="folder of a model; default: the data's small one")
     parser.add_argument("--work", type=Path, default=None, help="keep the stores here")
@@ -116,6 +128,8 @@ def main() -> None:
             relevant = write_cell(folder, tasks, category, seed)
             model = (options.model or options.data / "stories260k").resolve()
             chain, results = score_all(folder, model, seed, methods)
+            found["exact instruction"].append(exact_instruction(folder, relevant))
+            passes["exact instruction"].append(0.0)
             for method, scored in results.items():
                 share, base_rate = recall(chain, scored, relevant)
                 found[method].append(share)

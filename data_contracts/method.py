@@ -33,6 +33,13 @@ class Method(Frozen):
     """Plural name: the entry-point group is `lazytrain.<family>`."""
     home: ClassVar[str]
     """The package that holds our own methods of the family, one module each."""
+    supported: ClassVar[bool] = False
+    """Whether it may be chosen without being asked for and is tested on every path; else it is experimental."""
+
+    @classmethod
+    def standing(cls) -> str:
+        """Return "supported" or "experimental"."""
+        return "supported" if cls.supported else "experimental"
 
     @classmethod
     def name(cls) -> str:

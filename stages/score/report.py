@@ -38,6 +38,7 @@ def report(
     by_name = {item.name: item.spearman for item in agreed}
     facts: dict[str, Any] = {
         "scorer": method.name(),
+        "standing": method.standing(),
         "rows": pool.num_rows,
         "scored": len(valid),
         "quarantined": sum(quarantined.values()),

@@ -23,9 +23,10 @@ from stages.select.selector import Candidates, Choice, Selector
 
 @dataclass(frozen=True)
 class Chosen:
-    """The selection as a table of its contract, what was asked, and the row numbers of the pool that were taken."""
+    """The selection as a table of its contract, who chose, the rows of the pool that were taken, what was asked."""
 
     table: pa.Table
+    method: Selector
     rows: np.ndarray
     quota: Quota
 
@@ -59,7 +60,7 @@ def choose(
         notice(f"{len(choice.rows)} rows were chosen of {quota.asked}: {choice.short}")
     missing = "no feature" if "features" in method.reads else "no valid score"
     _say_short(choice.rows, quota, pool, usable, missing, notice)
-    return Chosen(_table(choice, pool, target_ids), choice.rows, quota)
+    return Chosen(_table(choice, pool, target_ids), method, choice.rows, quota)
 
 
 def _require(method: Selector, pool: Candidates) -> None:

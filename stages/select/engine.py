@@ -42,7 +42,7 @@ def select_rows(config: SelectConfig, inputs: Inputs, work: Work) -> Summary:
     work.table("selection", chosen.table)
     refused = _refuse(pool, work)
     work.charge("select", Cost(seconds=time.perf_counter() - began))
-    return _summary(name, pool, chosen, refused)
+    return _summary(pool, chosen, refused)
 
 
 def _refuse(pool: Candidates, work: Work) -> int:
@@ -61,12 +61,13 @@ def _refuse(pool: Candidates, work: Work) -> int:
     return len(rows)
 
 
-def _summary(name: str, pool: Candidates, chosen: Chosen, refused: int) -> Summary:
+def _summary(pool: Candidates, chosen: Chosen, refused: int) -> Summary:
     rows, table = chosen.rows, chosen.table
     assert pool.lengths_N is not None
     taken = pool.lengths_N[rows]
     facts: dict[str, Any] = {
-        "selector": name,
+        "selector": chosen.method.name(),
+        "standing": chosen.method.standing(),
         "budget": chosen.quota.asked,
         "pool_rows": len(pool),
         "chosen": len(rows),

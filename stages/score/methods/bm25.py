@@ -34,6 +34,7 @@ class BM25(Scorer):
     """Mean BM25 of an example for the rows of each target group, each row's whole text a query."""
 
     reads = frozenset({"text"})
+    supported = True
     grouped = True
 
     k1: float = Field(1.5, ge=0, le=10, description="How soon more of the same word stops counting; 0: at once.")

@@ -20,6 +20,7 @@ class Embedding(Scorer):
     """Cosine to the mean of each target group, in [-1, 1]."""
 
     reads = frozenset({"tokens", "model"})
+    supported = True
     passes = "decoder"
     grouped = True
 

@@ -42,6 +42,7 @@ class Influence(FeatureScorer):
     """⟨gradient of the example, preconditioned mean gradient of the target⟩; positive lowers the target's loss."""
 
     reads = frozenset({"tokens", "model", "moments", "checkpoints"})
+    supported = True
     grouped = True
 
     per: Literal["visit", "token"] = Field(

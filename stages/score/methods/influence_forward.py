@@ -29,6 +29,7 @@ class InfluenceForward(Scorer):
     """Derivative of the example's loss along the preconditioned mean gradient of the target, by finite difference."""
 
     reads = frozenset({"tokens", "model", "moments"})
+    supported = True
     passes = "forward"
     grouped = True
 

@@ -21,6 +21,7 @@ class LearningTrajectory(Scorer):
     """Mean losses (nats a token) at `points` visits, one column each."""
 
     reads = frozenset({"example_losses"})
+    supported = True
 
     points: int = Field(3, ge=2, description="Columns; an example needs so many visits.")
 

@@ -19,6 +19,7 @@ class Perplexity(Scorer):
     """Mean cross-entropy (nats) of the answer tokens given what stands before them."""
 
     reads = frozenset({"tokens", "model"})
+    supported = True
     passes = "forward"
 
     order: Literal["top", "middle", "low"] = Field(

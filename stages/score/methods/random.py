@@ -16,6 +16,8 @@ from stages.score.scorer import Block, Given, Scorer
 class Random(Scorer):
     """Uniform on [0, 1), one draw an example id and seed."""
 
+    supported = True
+
     def prepare(self, given: Given) -> bytes:
         """Return the seed as a hash key."""
         return given.seed.to_bytes(8, "big")

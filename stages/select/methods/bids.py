@@ -18,6 +18,7 @@ class Bids(Selector):
     """Balanced influence over target groups."""
 
     reads = frozenset({"groups"})
+    supported = True
 
     def select(self, pool: Candidates, quota: Quota, rng: np.random.Generator) -> Choice:
         """Return the rows in the order taken; `gain` is how far each was above those before, in its group."""

@@ -22,6 +22,8 @@ from stages.select.selector import Candidates, Choice
 class FacilityLocation(FeatureSelector):
     """The rows that stand for all others, most representative first."""
 
+    supported = True
+
     neighbours: int = Field(64, ge=1, le=4096, description="Nearest rows that a row is compared with in a large pool.")
 
     def select(self, pool: Candidates, quota: Quota, rng: np.random.Generator) -> Choice:

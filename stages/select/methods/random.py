@@ -14,6 +14,8 @@ from stages.select.selector import Candidates, Choice, Selector
 class Random(Selector):
     """Every subset of the size asked for is equally likely."""
 
+    supported = True
+
     def select(self, pool: Candidates, quota: Quota, rng: np.random.Generator) -> Choice:
         """Return rows in the order drawn."""
         order = rng.permutation(len(pool))

@@ -20,6 +20,7 @@ class Semdedup(FeatureSelector):
     """Top by score among rows that do not repeat each other."""
 
     reads = frozenset({"features", "scores"})
+    supported = True
 
     epsilon: float = Field(0.1, gt=0, lt=1, description="Largest 1 − cosine at which two rows say the same.")
     neighbours: int = Field(32, ge=1, le=4096, description="Nearest rows that are looked at for repetitions.")

@@ -16,6 +16,7 @@ class TopK(Selector):
     """The best by score; rows without a valid score are never chosen."""
 
     reads = frozenset({"scores"})
+    supported = True
 
     def select(self, pool: Candidates, quota: Quota, rng: np.random.Generator) -> Choice:
         """Return the rows by falling score; `gain` is the score."""

@@ -8,12 +8,13 @@ the wall clock, not these), in rounds that alternate; the median round counts. E
     groups   the same for eight target groups
     forward  forward-only influence for one target group: two forward passes with the weights moved
     batch1   one example at a time, its whole gradient formed and multiplied with the same direction
+    features every example's projected and preconditioned gradient, 256 numbers a layer
 
 Scores of `direct` and `batch1` are compared, and those of `forward` and `batch1` by rank, so that what is timed is
 right. The target's own pass, which training would not need, is stated as `target_vs_train` for a target as large as
-the pool.
+the pool. LESS's way, sketches and quantised stores: see `benchmarks.features`.
 
-    python -m benchmarks.scoring [--quick] [--data FOLDER] [--model FOLDER]
+    python -m benchmarks.scoring [--quick] [--batching] [--longest TOKENS] [--data FOLDER] [--model FOLDER]
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -32,25 +32,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.chain import report
+from benchmarks.features import features_pass, projections, store
+from benchmarks.forked import in_own_process
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from stages.model.batch import Row, TokenBatch
 
-ARMS = ("train", "direct", "groups", "forward", "batch1", "target")
+ARMS = ("train", "direct", "groups", "forward", "batch1", "target", "features")
+BATCHING = ("train", "direct", "forward", "batch1")
+"""What batching and forms cost, for short rows or a model too large for LESS's way."""
 GROUPS = 8
+BESIDE = 64
+"""Rows besides the pool: half for a warm-up, half for a target."""
 FORWARD_STEP = 1e-4
 """Of the weights' norm: what the method chooses in float32."""
 
 
 def read_rows(data: Path, model: Path, count: int, longest: int) -> list[Row]:
     """Return `count` instructions drawn by a fixed seed, prompt and answer tokenised; only the answer is supervised."""
-    from transformers import AutoTokenizer
-
+    from data_contracts.config import ModelConfig
     from stages.model.batch import Row
+    from stages.model.load import load_tokenizer, pin_model
 
-    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    tokenizer = load_tokenizer(pin_model(ModelConfig(path=model.name), model.parent))
     with gzip.open(data / "super_ni" / "super_ni_permissive_150.jsonl.gz", "rt", encoding="utf-8") as lines:
         texts = [json.loads(line) for line in lines]
     rows: list[Row] = []
@@ -139,6 +145,7 @@ def run_arm(arm: str, model: Any, pool: list[Row], batches: list[TokenBatch]) ->
     works: dict[str, Callable[[], Any]] = {
         "train": lambda: train_pass(model, batches),
         "target": lambda: mean_gradient(model, batches),
+        "features": lambda: features_pass(model, batches),
     }
     if arm in ("direct", "groups", "forward", "batch1"):
         direction = direction_of(model, GROUPS if arm == "groups" else 1)
@@ -158,29 +165,6 @@ def _direct(products: Any, batches: list[TokenBatch]) -> dict[str, float]:
         return direct_pass(products, batches)
 
 
-def in_own_process(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run `work` in a fork of this process (CPU only: torch's autograd has started no thread) and return its answer."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        code = 1
-        try:
-            with os.fdopen(writing, "w") as stream:
-                json.dump(work(), stream)
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as stream:
-        text = stream.read()
-    _, status = os.waitpid(child, 0)
-    if status:
-        raise SystemExit(f"an arm ended with status {status}")
-    said: dict[str, Any] = json.loads(text)
-    return said
-
-
 def main() -> None:
     """Run every arm in alternating rounds and report the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -188,7 +172,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--model", type=Path, default=None, help="folder of a model; default: the data's small one")
     parser.add_argument("--rows", type=int, default=None)
+    parser.add_argument("--longest", type=int, default=512, help="tokens of the longest row")
     parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--batching", action="store_true", help=f"only {', '.join(BATCHING)}")
     options = parser.parse_args()
     if not options.data.is_dir():
         raise SystemExit(f"benchmarks.scoring needs the data folder: {options.data} is absent (--data FOLDER)")
@@ -201,13 +187,15 @@ def main() -> None:
 
     torch.set_num_threads(1)
     model = load_model(pin_model(ModelConfig(path=folder.name), folder.parent))
-    pool = read_rows(options.data, folder, rows, 512)
+    arms = BATCHING if options.batching else ARMS
+    pool = read_rows(options.data, folder, rows + BESIDE, options.longest)
+    beside, pool = pool[:BESIDE], pool[BESIDE:]
     batches = batches_of(pool, options.batch_tokens)
     rounds = [
-        {arm: in_own_process(partial(run_arm, arm, model, pool, batches)) for arm in ARMS}
+        {arm: in_own_process(partial(run_arm, arm, model, pool, batches)) for arm in arms}
         for _ in range(3 if options.quick else 5)
     ]
-    seconds = {arm: statistics.median(item[arm]["cpu_seconds"] for item in rounds) for arm in ARMS}
+    seconds = {arm: statistics.median(item[arm]["cpu_seconds"] for item in rounds) for arm in arms}
     first = rounds[0]
     direct, single = (np.array(list(first[arm]["scores"].values())) for arm in ("direct", "batch1"))
     order = [list(first["direct"]["scores"]).index(name) for name in first["batch1"]["scores"]]
@@ -215,27 +203,36 @@ def main() -> None:
         np.argsort(np.argsort([first[arm]["scores"][name] for name in first["batch1"]["scores"]]))
         for arm in ("forward", "batch1")
     ]
-    for arm in ARMS:
+    for arm in arms:
         print(
             f"{arm:8s} {seconds[arm]:8.2f} CPU s   {seconds[arm] / seconds['train']:5.2f} x train   "
             f"peak {first[arm]['peak_bytes'] / 1e6:8.1f} MB"
         )
-    report(
-        "scoring",
-        {
-            "direct_vs_train": round(seconds["direct"] / seconds["train"], 3),
+    figures: dict[str, Any] = {
+        "direct_vs_train": round(seconds["direct"] / seconds["train"], 3),
+        "direct_vs_batch1": round(seconds["batch1"] / seconds["direct"], 3),
+        "forward_vs_train": round(seconds["forward"] / seconds["train"], 3),
+        "forward_spearman": float(np.corrcoef(ranks[0], ranks[1])[0, 1]),
+        "direct_error": float(np.abs(direct[order] - single).max() / np.abs(single).max()),
+        "peak_bytes": {arm: first[arm]["peak_bytes"] for arm in arms},
+        "rows": len(pool),
+        "tokens": sum(len(row.input_ids) for row in pool),
+        "model": folder.name,
+    }
+    if not options.batching:
+        made = in_own_process(lambda: projections(model, pool))
+        goal = batches_of(beside[BESIDE // 2 :], options.batch_tokens)
+        figures |= {
             "groups8_vs_train": round(seconds["groups"] / seconds["train"], 3),
-            "direct_vs_batch1": round(seconds["batch1"] / seconds["direct"], 3),
-            "forward_vs_train": round(seconds["forward"] / seconds["train"], 3),
-            "forward_spearman": float(np.corrcoef(ranks[0], ranks[1])[0, 1]),
             "target_vs_train": round(seconds["target"] / seconds["train"], 3),
-            "direct_error": float(np.abs(direct[order] - single).max() / np.abs(single).max()),
-            "peak_bytes": {arm: first[arm]["peak_bytes"] for arm in ARMS},
-            "rows": len(pool),
-            "tokens": sum(len(row.input_ids) for row in pool),
-            "model": folder.name,
-        },
-    )
+            "direct_vs_less": round(made["less_seconds"] * len(pool) / seconds["direct"], 1),
+            "features_vs_train": round(seconds["features"] / seconds["train"], 3),
+            "sketch_vs_trak": round(made["trak_seconds"] / made["sketch_seconds"], 1),
+            "sketch_error_vs_trak": round(made["sketch_error"] / made["trak_error"], 3),
+            **in_own_process(lambda: store(model, beside[: BESIDE // 2], batches, goal)),
+        }
+        figures["peak_bytes"] |= made["peak_bytes"]
+    report("scoring", figures)
 
 
 if __name__ == "__main__":

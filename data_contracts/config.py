@@ -173,6 +173,11 @@ class TrainConfig(Frozen):
     validation_rows: int | None = Field(None, ge=1, description="Most rows of validation used; unset is all.")
     snapshot_steps: int = Field(50, ge=1, description="Optimizer steps between resume snapshots.")
     drop_last: bool = False
+    influence: Literal["segment", "evaluation"] | None = Field(
+        None,
+        description="Note the influence of every visited row on the target (table `example_influence`), along a "
+        "direction made at the segment's start, or again at each evaluation; unset does not.",
+    )
     workers: int = Field(0, ge=0, description="Ray Train workers; 0 is in this process.")
 
 

@@ -191,6 +191,23 @@ EXAMPLE_LOSSES = Contract(
     about="One row a visit of an example.",
 )
 
+EXAMPLE_INFLUENCE = Contract(
+    "example_influence",
+    1,
+    pa.schema(
+        [
+            _field("step", INT64),
+            _field("position", INT32),  # place in the step's window
+            _field("example_id", TEXT),
+            _field("influence", F64),  # ⟨gradient of the row's summed answer loss, D Ḡ⟩, before the step's update
+            _field("direction_step", INT64),  # step of the run whose weights and moments made D Ḡ
+        ]
+    ),
+    key=("step", "position"),
+    invariants=(Finite("influence"), Within("direction_step", 0)),
+    about="One row a visit of an example: what it did for the target; positive lowers the target's loss.",
+)
+
 EVALUATION = Contract(
     "evaluation",
     1,
@@ -242,6 +259,7 @@ TABLES = {
         SELECTION,
         CURVE,
         EXAMPLE_LOSSES,
+        EXAMPLE_INFLUENCE,
         EVALUATION,
         CONTAMINATION,
     )

@@ -38,6 +38,7 @@ def pipeline(
         begun = run.call("begin", base=base, plan=plan, pool_tokens=pool, validation_tokens=validation)
         checkpoint, selection = begun.ref("checkpoint"), begun.ref("selection")
         scores: tuple[Ref, ...] = ()
+        features: tuple[Ref, ...] = ()
         curves, checkpoints, losses = begun.ref("curve"), checkpoint, begun.ref("example_losses")
         selections, scorings = selection, scores
         decided = run.call("govern", curve=curves, checkpoint=checkpoints, plan=plan)
@@ -70,10 +71,12 @@ def pipeline(
                     example_losses=losses,
                     previous_scores=scorings,
                 )
-                scores = scored.ref("scores")
+                scores, features = scored.ref("scores"), scored.ref("features")
                 scorings += scores
             if decision.reselects:
-                selected = run.call("select", pool_tokens=pool, scores=scores, target_tokens=target, plan=plan)
+                selected = run.call(
+                    "select", pool_tokens=pool, scores=scores, features=features, target_tokens=target, plan=plan
+                )
                 selection = selected.ref("selection")
                 selections += selection
             trained = run.call(
@@ -83,6 +86,7 @@ def pipeline(
                 tokens=pool + target,
                 selection=selection,
                 validation_tokens=validation,
+                target_tokens=target,
                 checkpoint=checkpoint,
                 decision=decided.ref("decision"),
             )

@@ -1,4 +1,7 @@
-"""`lazytrain select`: choose from a plain file of scores, by the same selectors, quotas and guards as in a run."""
+"""`lazytrain select`: choose from a plain file, by the same selectors, quotas and guards as in a run.
+
+A file of scores, or one of embeddings or similarities for the selectors that compare rows with each other.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import typer
 from rich.text import Text
 
 from data_contracts.config import parse
+from data_contracts.errors import ConfigError
 from data_contracts.records import Table
 from flows.command.screen import console, rich_table
 from flows.command.settings import MINIMAL, settings
@@ -19,7 +23,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def select(
-    scores: Annotated[Path, typer.Option(help="JSON lines, CSV or Arrow with an id and a score a row.")],
+    scores: Annotated[Path | None, typer.Option(help="JSON lines, CSV or Arrow with an id and a score a row.")] = None,
+    embeddings: Annotated[Path | None, typer.Option(help="Or JSON lines with an id and a vector a row.")] = None,
+    similarity: Annotated[Path | None, typer.Option(help="Or a square CSV of similarities.")] = None,
     method: Annotated[str, typer.Option(help="The selector: top_k, random, …")] = "top_k",
     budget: Annotated[int | None, typer.Option(min=1, help="How many examples.")] = None,
     fraction: Annotated[float | None, typer.Option(help="Or the share of all rows.")] = None,
@@ -28,15 +34,25 @@ def select(
     seed: Annotated[int, typer.Option(min=0, help="For selectors that draw.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the selection as JSON lines here.")] = None,
 ) -> None:
-    """Choose examples from a file of scores."""
+    """Choose examples from a file of scores, embeddings or similarities."""
     import numpy as np
 
     from stages.select.plain import select_scores
+    from stages.select.plain_features import select_embeddings, select_similarities
+
+    files = {select_scores: scores, select_embeddings: embeddings, select_similarities: similarity}
+    given = [(choose_from, file) for choose_from, file in files.items() if file is not None]
+    if len(given) != 1:
+        raise ConfigError("one of --scores, --embeddings and --similarity", f"{len(given)} were given", "name one file")
+    ((choose_from, file),) = given
 
     quota: dict[str, Any] = {"count": budget, "fraction": fraction, "tokens": tokens}
-    section = {"selector": {"method": method, **settings(options)}, **{k: v for k, v in quota.items() if v is not None}}
+    section = {
+        "selector": {"method": method.replace("-", "_"), **settings(options)},
+        **{k: v for k, v in quota.items() if v is not None},
+    }
     config = parse({**MINIMAL, "seed": seed, "select": section}, "the options of this command")
-    found = select_scores(scores, config.select, np.random.default_rng(seed))
+    found = choose_from(file, config.select, np.random.default_rng(seed))
     rows = found.selection.to_pylist()
     columns = ("rank", "example_id", "weight", "repeats", "gain", "reason")
     shown = tuple(tuple(row[name] for name in columns) for row in rows[:20])

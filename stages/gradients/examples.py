@@ -54,10 +54,7 @@ class ExampleGradients(TappedPass):
 
         `take` is called while the pass runs, with (d, P) gradients; a parameter that no document reaches is absent.
         """
-        assert not batch.packed, "per-example gradients need one document a row"
-        self._batch, self._take = batch, take
-        self._met: Counter[str] = Counter()
-        self._calls: dict[str, list[tuple[Call, str]]] = defaultdict(list)
+        self._take = take
         losses = self._pass(batch)
         for name, calls in self._calls.items():
             self._hand(name, calls)
@@ -70,6 +67,12 @@ class ExampleGradients(TappedPass):
             )
         self._calls.clear()
         return losses
+
+    def _begin(self, batch: TokenBatch) -> None:
+        assert not batch.packed, "per-example gradients need one document a row"
+        self._batch = batch
+        self._met: Counter[str] = Counter()
+        self._calls: dict[str, list[tuple[Call, str]]] = defaultdict(list)
 
     def _visit(self, call: Call) -> None:
         for attribute, name in self._owners[call.module].items():
@@ -125,6 +128,8 @@ class ExampleGradients(TappedPass):
                 call.given.reshape(documents, length, *width)[some],
                 call.gradient.reshape(documents, length, -1)[some],
             )
+        if leading[:2] == (documents, length) and not isinstance(call.module, nn.Linear | Conv1D):
+            return call.given[some], call.gradient[some]  # a norm of each head, say
         found = self._batch.answers
         place = slice(call.start, call.start + leading[0])
         if call.module is not self._head or len(leading) != 1 or place.stop > len(found.label_N):

@@ -36,13 +36,15 @@ class GradientNorms(TappedPass):
 
     def of(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return norm_D (of the summed answer loss, float64), loss_sum_D and answer_tokens_D; one pass each way."""
-        device = batch.input_ids_BT.device
-        assert not batch.packed, "norms need one document a row"
-        self._shape = batch.shape
-        self._squares_D = torch.zeros(len(batch.example_ids), dtype=torch.float64, device=device)
-        self._seen: set[str] = set()
         loss_sum_D, answer_tokens_D = self._pass(batch)
         return self._squares_D.clamp_min(0).sqrt(), loss_sum_D, answer_tokens_D
+
+    def _begin(self, batch: TokenBatch) -> None:
+        assert not batch.packed, "norms need one document a row"
+        self._shape = batch.shape
+        device = batch.input_ids_BT.device
+        self._squares_D = torch.zeros(len(batch.example_ids), dtype=torch.float64, device=device)
+        self._seen: set[str] = set()
 
     def _visit(self, call: Call) -> None:
         own = self._owners[call.module]

@@ -30,11 +30,21 @@ class TappedPass:
         model: evaluated as it is (call `eval()` first: dropout would make what is found random).
         modules: those to tap.
         autocast: dtype of the forward pass; None computes in the weights' own.
+        beside: another one that is shown the same passes; what it found stands in it after each. Only this one is
+            entered.
     """
 
-    def __init__(self, model: nn.Module, modules: Iterable[nn.Module], *, autocast: torch.dtype | None = None) -> None:
-        self._model, self._autocast = model, autocast
-        self._taps = Taps(model, modules, self._visit)
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: Iterable[nn.Module],
+        *,
+        autocast: torch.dtype | None = None,
+        beside: TappedPass | None = None,
+    ) -> None:
+        self._model, self._autocast, self.beside = model, autocast, beside
+        self._tapped = set(modules)
+        self._taps = Taps(model, self._tapped | (beside._tapped if beside else set()), self._show)
 
     def __enter__(self) -> Self:
         self._taps.__enter__()
@@ -45,11 +55,25 @@ class TappedPass:
     ) -> None:
         self._taps.__exit__(kind, error, trace)
 
-    def _visit(self, call: Call) -> None:
+    def _begin(self, batch: TokenBatch) -> None:
+        """Make ready for a pass over `batch`."""
         raise NotImplementedError
+
+    def _visit(self, call: Call) -> None:
+        """See one call of a tapped module."""
+        raise NotImplementedError
+
+    def _show(self, call: Call) -> None:
+        if call.module in self._tapped:
+            self._visit(call)
+        if self.beside is not None:
+            self.beside._show(call)
 
     def _pass(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Run both ways and return loss_sum_D (detached) and answer_tokens_D."""
+        self._begin(batch)
+        if self.beside is not None:
+            self.beside._begin(batch)
         self._taps.begin(batch.shape[0])
         device = batch.input_ids_BT.device.type
         with torch.enable_grad():

@@ -119,12 +119,17 @@ class Projection(TappedPass):
         One forward and backward pass. float32, or float64 for a float64 model. Raises `ModelError` where a layer sees
         other rows than the batch's tokens. A layer that is called twice adds up.
         """
-        assert not batch.packed, "features need one document a row"
-        self._shape = batch.shape
-        scale = next(iter(self._sides.values()))[0].scale_n
-        self._feature_DK = scale.new_zeros(len(batch.example_ids), self.dimensions)
         loss_sum_D, answer_tokens_D = self._pass(batch)
-        return self._feature_DK, loss_sum_D, answer_tokens_D
+        return self.feature_DK, loss_sum_D, answer_tokens_D
+
+    def flops(self, rows: int, length: int) -> int:
+        """Return the operations of projecting a batch, beyond those of its forward and backward pass."""
+        total = 0
+        for sides in self._sides.values():
+            kept = math.prod(side.size for side in sides)
+            projected = sum(0 if side.matrix_kn is None else side.matrix_kn.numel() for side in sides)
+            total += 2 * rows * length * (projected + (kept if len(sides) > 1 else 0))
+        return total
 
     def project(self, gradient: Mapping[str, Tensor], *, dual: bool = False) -> Tensor:
         """Return feature_K of a gradient given by parameter name, with the projections that `of` uses.
@@ -148,16 +153,23 @@ class Projection(TappedPass):
             parts.append(value.flatten())
         return torch.cat(parts)
 
+    def _begin(self, batch: TokenBatch) -> None:
+        assert not batch.packed, "features need one document a row"
+        self._shape = batch.shape
+        scale = next(iter(self._sides.values()))[0].scale_n
+        self.feature_DK = scale.new_zeros(len(batch.example_ids), self.dimensions)
+        """Of the latest pass."""
+
     def _visit(self, call: Call) -> None:
         for attribute, name in self._owners[call.module].items():
             given_DTi, gradient_DTo = rows_a_document(call, self._shape, name)
-            left = _apply(self._near[name][0], gradient_DTo.to(self._feature_DK.dtype))
+            left = _apply(self._near[name][0], gradient_DTo.to(self.feature_DK.dtype))
             if attribute == "weight":
-                right = _apply(self._near[name][1], given_DTi.to(self._feature_DK.dtype))
+                right = _apply(self._near[name][1], given_DTi.to(self.feature_DK.dtype))
                 part_DK = torch.bmm(left.mT, right).flatten(1)
             else:
                 part_DK = left.sum(dim=1)
-            self._feature_DK[:, self._columns[name]] += part_DK
+            self.feature_DK[:, self._columns[name]] += part_DK
 
     def _upright(self, name: str, value: Tensor) -> Tensor:
         """Return a weight as (outputs, inputs)."""

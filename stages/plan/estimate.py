@@ -15,6 +15,7 @@ import numpy as np
 from data_contracts.config import TrainConfig
 from data_contracts.errors import ModelError
 from data_contracts.records import ModelPin
+from stages.gradients.passes import FORMED_BYTES
 from stages.meter.flops import FlopModel
 from stages.model.load import empty_model
 from stages.plan.timeline import PHASES, Timeline
@@ -35,6 +36,7 @@ class PhaseBytes:
 
     weights: int
     moments: int
+    """Of the optimizer, and influence's direction (as large as one of them) where it is read in training."""
     gradients: int
     activations: int
     process: int
@@ -90,9 +92,10 @@ class Estimator:
             live = at_full_depth(name, "live")
             waiting = at_full_depth(name, "gradients")
             at = int(np.argmax(live))
+            moments = _line([trace[0].moments for trace in traces], steps)
             held[name] = PhaseBytes(
                 weights=_line([trace[0].weights for trace in traces], steps),
-                moments=_line([trace[0].moments for trace in traces], steps),
+                moments=moments + (moments // 2 + FORMED_BYTES if self.train.influence else 0),
                 gradients=round(waiting[at]),
                 activations=round(live[at]) - round(waiting[at]),
                 process=PROCESS_BYTES[self.device],

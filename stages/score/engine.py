@@ -15,7 +15,9 @@ from data_contracts.config import ScoreConfig
 from data_contracts.cost import Cost
 from data_contracts.method import resolve
 from data_contracts.records import Summary
+from stages.score.checkups import Scored
 from stages.score.cover import Coverage
+from stages.score.figures import FILE, draw
 from stages.score.output import write_scores
 from stages.score.pool import ScoredPool
 from stages.score.report import report
@@ -38,17 +40,20 @@ def score_pool(config: ScoreConfig, inputs: Inputs, work: Work) -> Summary:
         covered = coverage.cover(pool)
     final = covered.score_N if covered.finished else method.finish(covered.score_N)
     final_N = np.asarray(final, dtype=np.float32)
-    quarantined, exact = write_scores(pool, covered, final_N, work)
+    written = write_scores(pool, covered, final_N, work)
+    scored = Scored(final_N, written.loss_N, pool.lengths_N, pool.answers_N)
+    draw(work.measured("scores", FILE), scored, method.name())
     seconds = time.perf_counter() - began
     work.charge("score", Cost(flops=pool.flops, tokens=pool.tokens, seconds=seconds, peak_bytes=memory.bytes))
     return report(
         method,
         groups=pool.groups,
         pool=pool.table,
-        score_N=final_N,
-        quarantined=quarantined,
+        scored=scored,
+        earlier=((f"earlier scores, {back} back", item.score_N) for back, item in enumerate(pool.previous(), start=1)),
+        quarantined=written.reasons,
         examples=inputs.maybe("pool"),
-        found={"coverage": coverage.name(), "exact": exact, **pool.facts, **covered.facts},
+        found={"coverage": coverage.name(), "exact": written.exact, **pool.facts, **covered.facts},
         measured={
             "flops": pool.flops,
             "seconds": round(seconds, 3),

@@ -1,4 +1,4 @@
-"""Stored gradient features: from the shards that scoring left to the artifact `features`, and back to numbers.
+"""Stored gradient features: from the shards that scoring left to the artifact `features`.
 
 A part of the rows at a time is in memory, whatever the pool holds. Also the second pass of a method whose scores come
 of the features of the whole pool: its columns replace those of the first, in shards of their own.
@@ -6,7 +6,7 @@ of the features of the whole pool: its columns replace those of the first, in sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +15,9 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from data_contracts.tables import FEATURES
-from stages.gradients.quantised import Quantiser
+from stages.gradients.stored import decoded
 from stages.score.blocks import combined
 from stages.score.scorer import Scorer
-
-ROWS_AT_ONCE = 256
 
 
 class FeatureScorer(Scorer):
@@ -38,18 +36,6 @@ class FeatureScorer(Scorer):
 def stored(table: pa.Table) -> pa.Table:
     """Return the rows of a shard that have a feature, in the contract's columns."""
     return table.filter(pc.is_valid(table.column("code"))).select(FEATURES.schema.names)
-
-
-def decoded(table: pa.Table) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Yield (example_ids, feature_BK float32) of a table of features, a few rows at a time.
-
-    All rows have the same bits and dimensions, as those of one artifact do.
-    """
-    for start in range(0, table.num_rows, ROWS_AT_ONCE):
-        part = table.slice(start, ROWS_AT_ONCE)
-        quantiser = Quantiser(part.column("dimensions")[0].as_py(), part.column("bits")[0].as_py())
-        code_BU = np.frombuffer(b"".join(part.column("code").to_pylist()), np.uint8).reshape(part.num_rows, -1)
-        yield part.column("example_id").to_pylist(), quantiser.decode(code_BU, part.column("scale").to_numpy())
 
 
 def gathered(method: Scorer, shards: Iterable[pa.Table], state: Any) -> Any:

@@ -6,6 +6,7 @@ Written in the pool's order, a stretch of rows in memory.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -20,13 +21,23 @@ from stages.stage import Work
 STRETCH = 2048
 
 
-def write_scores(pool: ScoredPool, covered: Covered, final_N: np.ndarray, work: Work) -> tuple[dict[str, int], int]:
-    """Write `scores`, the quarantine and the features kept; return quarantined rows by reason, and the exact rows.
+@dataclass(frozen=True)
+class Written:
+    """What was written: quarantined rows by reason, how many rows are exact, and each row's mean loss (NaN: none)."""
+
+    reasons: dict[str, int]
+    exact: int
+    loss_N: np.ndarray
+
+
+def write_scores(pool: ScoredPool, covered: Covered, final_N: np.ndarray, work: Work) -> Written:
+    """Write `scores`, the quarantine and the features kept.
 
     Raises `MethodError` where no row has a score.
     """
     reasons: dict[str, int] = {}
     exact = 0
+    loss_N = np.full(len(pool), np.nan, dtype=np.float32)
     with ExitStack() as files:
         writer = files.enter_context(work.writer("scores"))
         features = files.enter_context(work.writer("features")) if pool.method.keeps_features else None
@@ -35,6 +46,7 @@ def write_scores(pool: ScoredPool, covered: Covered, final_N: np.ndarray, work: 
             part = _Stretch(pool, covered, final_N, start, stop)
             writer.extend(part.table())
             exact += int(part.exact.sum())
+            loss_N[start:stop] = np.array(part.loss, dtype=np.float32)  # None is NaN
             if features is not None:
                 features.extend(part.features())
             for example_id, reason, detail in part.refused():
@@ -47,7 +59,7 @@ def write_scores(pool: ScoredPool, covered: Covered, final_N: np.ndarray, work: 
             f"none of {len(pool)} could be scored ({counted})",
             "look at the model's loss on the pool, or choose another scorer",
         )
-    return reasons, exact
+    return Written(reasons, exact, loss_N)
 
 
 class _Stretch:

@@ -19,6 +19,7 @@ from data_contracts.errors import MethodError
 from stages.score.blocks import BlockScorer, Outcome
 from stages.score.features import gathered, rescored
 from stages.score.partition import shards
+from stages.score.places import at
 from stages.score.reuse import Earlier
 from stages.score.scorer import Scorer
 from stages.score.shards import Shard, ShardFolder
@@ -100,14 +101,14 @@ class ScorePass:
                 f"all of the first {len(found)} failed, such as {scorer.failures[0]}",
                 "mend the method, or look at the first row's quarantine entry",
             )
-        part = self._pool.select(COPIED).take(pa.array(self.rows[start:stop]))
+        part = at(self._pool.select(COPIED), self.rows[start:stop])
         self._folder.write(start, part, found, flops=meter.flops - flops, tokens=meter.tokens - tokens, taken=taken)
         return good > 0
 
     def _read(self, start: int, stop: int) -> Shard | None:
         if not self._folder.holds(start):
             return None
-        return self._folder.read(start, self._pool.column("example_id").take(pa.array(self.rows[start:stop])))
+        return self._folder.read(start, at(self._pool.column("example_id"), self.rows[start:stop]))
 
     def _all(self, low: int = 0, high: int | None = None) -> Iterator[Shard]:
         """Yield the shards that hold places `low` to `high` (excluded) of this pass."""

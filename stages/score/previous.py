@@ -18,8 +18,9 @@ STRETCH = 4096
 
 @dataclass(frozen=True)
 class Scoring:
-    """One earlier round: the scorer's own columns, and mean losses; float32, NaN where a row has none."""
+    """One earlier round: its scores, the scorer's own columns, and mean losses; float32, NaN where a row has none."""
 
+    score_N: np.ndarray
     group_NJ: np.ndarray
     loss_N: np.ndarray
 
@@ -27,7 +28,8 @@ class Scoring:
 def brought(ids: pa.ChunkedArray, scores: pa.Table) -> Scoring:
     """Return the columns of a `scores` table in the order of `ids`; both are sorted."""
     count, theirs = len(ids), _Ids(scores.column("example_id"))
-    loss_N, group_NJ = np.full(count, np.nan, np.float32), np.full((count, _width(scores)), np.nan, np.float32)
+    score_N, loss_N = np.full(count, np.nan, np.float32), np.full(count, np.nan, np.float32)
+    group_NJ = np.full((count, _width(scores)), np.nan, np.float32)
     for start in range(0, count, STRETCH):
         mine = ids.slice(start, STRETCH).combine_chunks()
         low, high = bisect_left(theirs, mine[0].as_py()), bisect_left(theirs, mine[-1].as_py() + "\0")
@@ -36,12 +38,13 @@ def brought(ids: pa.ChunkedArray, scores: pa.Table) -> Scoring:
         here = np.flatnonzero(place.is_valid().to_numpy(zero_copy_only=False))
         there = pa.array(place.drop_null().to_numpy())
         rows, part = start + here, part.take(there)
+        score_N[rows] = part.column("score").to_numpy()
         loss_N[rows] = part.column("loss").to_numpy()
         columns = part.column("group_scores").to_pylist()
         filled = [index for index, values in enumerate(columns) if len(values) == group_NJ.shape[1]]
         if filled:
             group_NJ[rows[filled]] = [columns[index] for index in filled]
-    return Scoring(group_NJ, loss_N)
+    return Scoring(score_N, group_NJ, loss_N)
 
 
 def _width(scores: pa.Table) -> int:

@@ -180,6 +180,10 @@ class Scorer(Method):
         """Return score_BJ (or score_B), one row an example; NaN for an example that cannot be scored."""
         raise TypeError(f"{type(self).__name__} defines no score")
 
+    def suspicion(self, score_N: np.ndarray) -> np.ndarray | None:
+        """Return how suspicious each row looks where the scores are self-influence (larger is more); None elsewhere."""
+        return None
+
     def gather(self, features: Iterable[np.ndarray], state: Any) -> Any:
         """After all blocks, make what `rescore` needs from the pool's features, a part feature_BK at a time."""
         raise TypeError(f"{type(self).__name__} defines no gather")

@@ -19,6 +19,7 @@ from data_contracts.records import ModelPin, Plan
 from stages.model.pin import read_pin
 from stages.score.glance import Glance, first_answers
 from stages.score.partition import batches
+from stages.score.places import at
 from stages.score.scorer import Block, Given, Meter, Scorer
 from stages.score.texts import text_of
 from stages.stage import Artifact, Inputs, Work
@@ -184,14 +185,14 @@ class BlockMaker:
         if self._tokens is None:
             yield from (rows[at : at + ROWS_A_BLOCK].tolist() for at in range(0, len(rows), ROWS_A_BLOCK))
             return
-        ids = self._ids.take(pa.array(rows)).to_pylist()
+        ids = at(self._ids, rows).to_pylist()
         for places in batches(ids, self.lengths_N[rows].tolist(), self._given.batch_tokens):
             yield rows[places].tolist()
 
     def block(self, rows: Sequence[int]) -> Block:
         """Return the block of these rows."""
         index = np.asarray(rows)
-        ids = self._ids.take(pa.array(index)).to_pylist()
+        ids = at(self._ids, index).to_pylist()
         batch, texts, answers_B = None, None, self._answers_N[index]
         if self._tokens is not None:
             from stages.model.batch import collate

@@ -7,7 +7,7 @@ Adam moments. Every kind of influence is a product with these directions; how it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -50,6 +50,12 @@ def preconditioned(gradient: dict[str, Tensor], given: Given) -> dict[str, Tenso
     """Return D times `gradient`, elementwise; the gradient itself, and a notice, where there are no moments."""
     from stages.gradients.precondition import precondition
 
+    adam = adam_settings(given)
+    return precondition(gradient, **adam) if adam else gradient
+
+
+def adam_settings(given: Given) -> dict[str, Any]:
+    """Return moments, updates, beta2 and epsilon of the checkpoint; nothing, and a notice, where it has no moments."""
     trained = given.trained
     assert trained is not None
     updates = int(trained.trainer.get("updates", 0))
@@ -58,14 +64,16 @@ def preconditioned(gradient: dict[str, Tensor], given: Given) -> dict[str, Tenso
             "influence: there is no checkpoint with Adam moments, so gradients are compared as they are (D = 1); "
             "a warm-up gives moments and usually a better ranking"
         )
-        return gradient
-    return precondition(
-        gradient,
-        trained.moments,
-        updates,
-        beta2=float(trained.trainer["beta2"]),
-        epsilon=float(trained.trainer["epsilon"]),
-    )
+        return {}
+    beta2, epsilon = float(trained.trainer["beta2"]), float(trained.trainer["epsilon"])
+    return {"moments": trained.moments, "updates": updates, "beta2": beta2, "epsilon": epsilon}
+
+
+def checkpoint_weights(given: Given) -> list[float]:
+    """Return each checkpoint's share of the sum of their learning rates; equal shares where all are 0 or unknown."""
+    rates = [float(trained.trainer.get("learning_rate", 0.0)) for trained in given.checkpoints]
+    total = sum(rates)
+    return [rate / total if total > 0 else 1 / len(rates) for rate in rates]
 
 
 def require_target(given: Given) -> None:

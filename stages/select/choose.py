@@ -44,22 +44,41 @@ def choose(
     `MethodError` where it returns a row twice, one that does not exist or one without a valid score.
     """
     method = resolve(Selector, config.selector, "select.selector")
-    if "scores" in method.reads and pool.score_N is None:
-        raise ConfigError(
-            f"selector {method.name()} is given scores", "there are none", "score the pool first, or use `random`"
-        )
-    usable = pool.scorable if "scores" in method.reads else np.arange(len(pool))
+    _require(method, pool)
+    usable = pool.usable(method.reads)
     if not len(usable):
         raise InputError(
-            "at least one row with a valid score",
-            f"none of {len(pool)} rows has one" if len(pool) else "the pool has no rows",
+            f"at least one row with what {method.name()} reads ({', '.join(sorted(method.reads)) or 'nothing'})",
+            f"none of {len(pool)} rows has it" if len(pool) else "the pool has no rows",
             "look at the quarantine of the score stage",
         )
     quota = Quota.of(config, len(pool))
     choice = method.select(pool, quota, rng)
     _guard(method, pool, usable, choice)
-    _say_short(choice.rows, quota, pool, usable, notice)
+    if choice.short:
+        notice(f"{len(choice.rows)} rows were chosen of {quota.asked}: {choice.short}")
+    missing = "no feature" if "features" in method.reads else "no valid score"
+    _say_short(choice.rows, quota, pool, usable, missing, notice)
     return Chosen(_table(choice, pool, target_ids), choice.rows, quota)
+
+
+def _require(method: Selector, pool: Candidates) -> None:
+    """Raise `ConfigError` where a selector reads what the pool does not have at all."""
+    name = method.name()
+    if method.reads & {"scores", "groups"} and pool.score_N is None:
+        raise ConfigError(f"selector {name} is given scores", "there are none", "score the pool first, or use `random`")
+    if "groups" in method.reads and pool.column_NJ is None:
+        raise ConfigError(
+            f"selector {name} is given a score for each of several target groups",
+            "there is one group",
+            "set `score.groups: source` where the target has several sources, or use `top_k`",
+        )
+    if "features" in method.reads and pool.features is None and pool.similarity_NN is None:
+        raise ConfigError(
+            f"selector {name} is given features",
+            "scoring left none",
+            "set `store_bits: 8` in `score.scorer` of a method that makes them, such as `less`",
+        )
 
 
 def _guard(method: Selector, pool: Candidates, usable: np.ndarray, choice: Choice) -> None:
@@ -72,7 +91,7 @@ def _guard(method: Selector, pool: Candidates, usable: np.ndarray, choice: Choic
     if rows.min() < 0 or rows.max() >= len(pool):
         raise MethodError(promised, f"row {rows.max()} of {len(pool)}", "return row numbers of the pool")
     if not np.isin(rows, usable).all():
-        raise MethodError(promised, "a row without a valid score was chosen", "choose among `pool.scorable`")
+        raise MethodError(promised, "a row without what it reads was chosen", "choose among `pool.usable(self.reads)`")
     for name in ("gain", "weights", "repeats"):
         values = getattr(choice, name)
         if values is not None and (len(values) != len(rows) or not np.isfinite(values).all()):
@@ -80,7 +99,12 @@ def _guard(method: Selector, pool: Candidates, usable: np.ndarray, choice: Choic
 
 
 def _say_short(
-    taken: np.ndarray, quota: Quota, pool: Candidates, usable: np.ndarray, notice: Callable[[str], None]
+    taken: np.ndarray,
+    quota: Quota,
+    pool: Candidates,
+    usable: np.ndarray,
+    missing: str,
+    notice: Callable[[str], None],
 ) -> None:
     """Say so where the pool ended before the quota did."""
     if len(taken) < len(usable) or not quota.wants_more(taken, pool.lengths_N):
@@ -89,7 +113,7 @@ def _say_short(
     wanted = quota.rows if quota.rows is not None else len(pool)
     if invalid and len(taken) < wanted:
         verb = "row has" if invalid == 1 else "rows have"
-        notice(f"only {len(taken)} of {wanted} could be filled: {invalid} {verb} no valid score")
+        notice(f"only {len(taken)} of {wanted} could be filled: {invalid} {verb} {missing}")
     else:
         notice(f"the budget ({quota.asked}) is larger than the pool: all {len(taken)} rows were taken")
 
@@ -103,8 +127,12 @@ def _table(choice: Choice, pool: Candidates, target_ids: Sequence[str]) -> pa.Ta
     ranks = np.arange(count, dtype=np.int32)
     ones = np.ones(len(extra))
     scores = [None] * len(rows) if pool.score_N is None else [f"{value:.6g}" for value in pool.score_N[rows]]
-    reasons = [choice.reason.format(score=score, rank=rank) for rank, score in enumerate(scores)]
     gain: list[Any] = [None] * len(rows) if choice.gain is None else np.asarray(choice.gain).tolist()
+    shown = ["" if value is None else f"{value:.6g}" for value in gain]
+    reasons = [
+        choice.reason.format(score=score, rank=rank, gain=value)
+        for rank, (score, value) in enumerate(zip(scores, shown, strict=True))
+    ]
     columns = {
         "rank": ranks,
         "example_id": ids + extra,

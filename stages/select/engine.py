@@ -12,7 +12,8 @@ from data_contracts.config import SelectConfig
 from data_contracts.cost import Cost
 from data_contracts.records import Summary, Table
 from stages.select.choose import Chosen, choose
-from stages.select.join import scores_for
+from stages.select.features import features_for
+from stages.select.join import columns_for, scores_for
 from stages.select.selector import Candidates
 from stages.stage import Inputs, Work
 
@@ -26,7 +27,15 @@ def select_rows(config: SelectConfig, inputs: Inputs, work: Work) -> Summary:
     if missing:
         work.notice(f"{missing} of {tokens.num_rows} pool rows stand in no score table and count as not scorable")
     lengths_N = tokens.column("n_tokens").to_numpy()
-    pool = Candidates(tokens.column("example_id"), tokens.column("source"), lengths_N, score_N)
+    ids, features = tokens.column("example_id"), inputs.maybe("features")
+    pool = Candidates(
+        ids,
+        tokens.column("source"),
+        lengths_N,
+        score_N,
+        None if scores is None else columns_for(ids, scores.table()),
+        None if features is None else features_for(ids, features.table()),
+    )
     target_ids = inputs.one("target_tokens").table().column("example_id").to_pylist() if config.include_target else ()
     name = str(config.selector.get("method"))
     chosen = choose(config, pool, work.rng("select", name), work.notice, target_ids=target_ids)

@@ -1,4 +1,4 @@
-"""Scores brought to the rows of the pool: two tables sorted by example_id, merged without a hash table.
+"""Scores and features brought to the rows of the pool: tables sorted by example_id, merged without a hash table.
 
 A pool row that the scores do not hold has no valid score; a score whose row is no longer in the pool is ignored.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from data_contracts.errors import InputError
 
@@ -22,20 +23,43 @@ def scores_for(ids: pa.ChunkedArray, scores: pa.Table) -> tuple[np.ndarray, int]
     theirs = scores.column("example_id")
     if len(ids) == len(theirs) and ids.equals(theirs):
         return value, 0
+    row_N = places_of(ids, theirs)
+    found_N = row_N >= 0
+    if len(ids) and not found_N.any():
+        raise InputError(
+            "the scores are of this pool", "they have no example in common", "score this pool, or give its own scores"
+        )
     score_N = np.full(len(ids), np.nan, dtype=np.float32)
-    found, other = 0, _numbered(theirs)
+    score_N[found_N] = value[row_N[found_N]]
+    return score_N, int((~found_N).sum())
+
+
+def columns_for(ids: pa.ChunkedArray, scores: pa.Table) -> np.ndarray | None:
+    """Return column_NJ float32, each id's score for each target group, NaN where it has none; None for one group."""
+    groups = scores.column("group_scores")
+    width = pc.max(pc.list_value_length(groups)).as_py() or 0
+    if width < 2:
+        return None
+    row_N = places_of(ids, scores.column("example_id"))
+    theirs = np.full((len(scores), width), np.nan, dtype=np.float32)
+    whole = pc.equal(pc.list_value_length(groups), width).to_numpy()
+    theirs[whole] = pc.list_flatten(groups.filter(pa.array(whole))).to_numpy().reshape(-1, width)
+    column_NJ = np.full((len(ids), width), np.nan, dtype=np.float32)
+    column_NJ[row_N >= 0] = theirs[row_N[row_N >= 0]]
+    return column_NJ
+
+
+def places_of(ids: pa.ChunkedArray, others: pa.ChunkedArray) -> np.ndarray:
+    """Return the row of `others` that each of `ids` stands in, int64, -1 where in none; both sorted."""
+    row_N = np.full(len(ids), -1, dtype=np.int64)
+    other = _numbered(others)
     at = next(other, None)
     for row, example_id in _numbered(ids):
         while at is not None and at[1] < example_id:
             at = next(other, None)
         if at is not None and at[1] == example_id:
-            score_N[row] = value[at[0]]
-            found += 1
-    if len(ids) and not found:
-        raise InputError(
-            "the scores are of this pool", "they have no example in common", "score this pool, or give its own scores"
-        )
-    return score_N, len(ids) - found
+            row_N[row] = at[0]
+    return row_N
 
 
 def _numbered(column: pa.ChunkedArray) -> Iterator[tuple[int, str]]:

@@ -132,12 +132,13 @@ def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | Refused]]:
         with place.open(encoding="utf-8-sig", newline="") as stream:
             yield from enumerate(csv.DictReader(stream), start=1)
     elif suffix in (".jsonl", ".ndjson"):
-        yield from _json_lines(place)
+        yield from json_lines(place)
     else:
         raise InputError("a JSON lines, CSV or Arrow file of scores", f"{path.name} ends in {suffix!r}", "convert it")
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | Refused]]:
+def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | Refused]]:
+    """Yield (line number, its object), or why a line cannot be read; empty lines are no rows."""
     with path.open("rb") as stream:
         for number, raw in enumerate(stream, start=1):
             if not raw.strip():

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_contracts.method import Method
+from stages.select.features import Features
 from stages.select.quota import Quota
 
 
@@ -24,15 +25,28 @@ class Candidates:
         ids, sources: mapped columns; their text stays on disk.
         lengths_N: int32 tokens a row; None where only scores are known.
         score_N: float32, NaN where a row has no valid score; None where there are no scores.
+        column_NJ: float32, the score for each target group; None where there is one group or no scores.
+        features: those of the rows that have one; None where scoring left none.
+        similarity_NN: float32, at least 0, of each row to each, where it is given in place of features.
     """
 
     ids: pa.ChunkedArray
     sources: pa.ChunkedArray
     lengths_N: np.ndarray | None
     score_N: np.ndarray | None
+    column_NJ: np.ndarray | None = None
+    features: Features | None = None
+    similarity_NN: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def usable(self, reads: frozenset[str]) -> np.ndarray:
+        """Return the row numbers that have what is read, ascending."""
+        rows = self.scorable if reads & {"scores", "groups"} else np.arange(len(self))
+        if "features" not in reads or self.similarity_NN is not None:
+            return rows
+        return np.intersect1d(rows, self.features.rows_F, assume_unique=True) if self.features else rows[:0]
 
     @property
     def scorable(self) -> np.ndarray:
@@ -51,7 +65,8 @@ class Choice:
         gain: float32 value of the selector's objective for each row; None where it has none.
         weights: float32 loss weights, 1 where None.
         repeats: int32 visits an epoch, 1 where None.
-        reason: one sentence for every row; `{score}` and `{rank}` are filled in.
+        reason: one sentence for every row; `{score}`, `{rank}` and `{gain}` are filled in.
+        short: why fewer rows were chosen than the quota allows; "" where it is full or the pool ended.
     """
 
     rows: np.ndarray
@@ -59,6 +74,7 @@ class Choice:
     weights: np.ndarray | None = None
     repeats: np.ndarray | None = None
     reason: str = ""
+    short: str = ""
 
 
 class Selector(Method):
@@ -66,8 +82,8 @@ class Selector(Method):
 
     family: ClassVar[str] = "selectors"
     home: ClassVar[str] = "stages.select.methods"
-    reads: ClassVar[frozenset[Literal["scores", "lengths", "sources"]]] = frozenset()
-    """What it cannot do without; rows without a valid score are kept from a selector that reads scores."""
+    reads: ClassVar[frozenset[Literal["scores", "groups", "features"]]] = frozenset()
+    """What it cannot do without (`groups`: a score a target group); rows that lack it are kept from the selector."""
 
     def select(self, pool: Candidates, quota: Quota, rng: np.random.Generator) -> Choice:
         """Return the chosen rows. `rng` depends on the configured seed alone."""

@@ -33,6 +33,7 @@ class Select(Stage[SelectSlice]):
     takes: ClassVar[Mapping[str, Takes]] = {
         "pool_tokens": Takes("tokens"),
         "scores": Takes("scores", optional=True),
+        "features": Takes("features", optional=True),
         "target_tokens": Takes("tokens", optional=True),
         "plan": Takes("plan", optional=True),
     }

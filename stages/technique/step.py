@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from stages.gradients.row_products import RowProducts
 from stages.model.batch import TokenBatch
 from stages.model.loss import document_losses
 from stages.technique.noise import NormPair
@@ -40,6 +41,8 @@ class StepResult:
         gradient_norm: of the mean gradient, before clipping.
         norms: squared norms for the noise scale; None with fewer than two micro-batches or unequal weights.
         applied: whether the parameters were updated.
+        document_product_D: float64, ⟨gradient of the document's unweighted loss sum, direction⟩ in the same order, NaN
+            where the document's weight is 0; None where no products were asked for.
     """
 
     loss_sum: float
@@ -49,6 +52,7 @@ class StepResult:
     gradient_norm: float
     norms: NormPair | None
     applied: bool
+    document_product_D: Tensor | None = None
 
     @property
     def loss(self) -> float | None:
@@ -115,6 +119,7 @@ def optimizer_step(
     precision: str = "float32",
     all_reduce: AllReduce | None = None,
     chunk_tokens: int | None = None,
+    products: RowProducts | None = None,
 ) -> StepResult:
     """Take one step of `optimizer` on this rank's share of a window.
 
@@ -125,20 +130,26 @@ def optimizer_step(
         precision: "bfloat16" runs the forward pass under autocast; parameters, gradients and moments stay as they are.
         all_reduce: sums tensors over ranks in place; None for one rank.
         chunk_tokens: answer tokens through the output head at once; see `document_losses`.
+        products: also reads each document's product with its direction from the backward passes.
     """
     parameters = list(trainable(model).values())
     device = parameters[0].device
     losses: list[Tensor] = []
     counts: list[Tensor] = []
+    found: list[Tensor] = []
     totals = torch.zeros(5, dtype=torch.float64, device=device)  # loss, tokens, Σ|g_i|², Σ1/b_i, micro-batches
-    with _accumulating(parameters) as gradient:
+    with _accumulating(parameters) as gradient, products or nullcontext():
         for batch in window:
+            if products is not None:
+                products.begin(batch)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 loss_D, tokens_D = document_losses(model, batch, chunk_tokens=chunk_tokens)
             objective = (loss_D * batch.weights_D.to(loss_D.dtype)).sum()
             weight = (tokens_D * batch.weights_D.double()).sum()
             gradient.micro_square = torch.zeros((), dtype=torch.float64, device=device)
             objective.backward()
+            if products is not None:
+                found.append(products.take() / batch.weights_D)  # 0 / 0 is NaN: backward did not see the document
             losses.append(loss_D.detach())
             counts.append(tokens_D)
             one = weight.new_ones(())
@@ -167,6 +178,7 @@ def optimizer_step(
         norm,
         pair if pair is None or math.isfinite(pair.small) else None,
         applied,
+        torch.cat(found) if found else None,
     )
 
 

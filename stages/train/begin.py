@@ -81,7 +81,9 @@ class Begin(Stage[BeginSlice]):
             inputs={name: tuple(item.ref.digest for item in inputs.all(name)) for name in sorted(self.takes)},
             pin=read_pin(inputs.one("base")),
             plan=inputs.one("plan").record(Plan),
-            train=config.train.model_copy(update={"drop_last": False, "epochs": 1.0, "evaluations": 1}),
+            train=config.train.model_copy(
+                update={"drop_last": False, "epochs": 1.0, "evaluations": 1, "influence": None}
+            ),
             cause="warm_up",
             evaluate_start=True,
             order_seed=work.seed("begin", "order"),

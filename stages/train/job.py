@@ -23,6 +23,7 @@ class Places(Frozen):
     tokens: tuple[str, ...] = Field(description="Tables of kind tokens that hold the selected examples.")
     selection: str = Field(description="The selection's table.")
     validation: str = Field(description="The validation tokens' table.")
+    target: str | None = Field(None, description="The target's tokens, where influence is read in training.")
     checkpoint: str | None = Field(None, description="Folder of the checkpoint to go on from; None starts at the base.")
 
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from data_contracts.cost import Cost
 from data_contracts.errors import BudgetError
 from stages.meter.flops import FlopModel
 from stages.technique.noise import NoiseScale
 from stages.technique.step import optimizer_step
 from stages.train.best import Best
 from stages.train.examples import Examples
+from stages.train.influence import Influence
 from stages.train.job import Job
 from stages.train.order import visits_of
 from stages.train.policy import ask
@@ -56,6 +56,9 @@ class _Segment:
         self.validation = Validation(Path(job.places.validation), train.validation_rows, batch_tokens)
         self.start = prepare(job, group.device)
         self.model, self.optimizer = self.start.model, self.start.optimizer
+        target_tokens = plan.row_tokens if plan.checkpoint_activations else batch_tokens  # it keeps activations
+        target = job.places.target
+        self.influence = Influence(Path(target), self.model, train, target_tokens) if target else None
         self.meter = FlopModel.trace(self.model, train=True) if self.first else None
         torch.manual_seed(job.torch_seed + 1 + group.rank)
         self.best = Best(job.home, job.pin)
@@ -70,6 +73,8 @@ class _Segment:
         else:
             self.planned, self.at = int(found.state["planned"]), Position(**found.state["position"])
             found.restore(self.model, self.optimizer, group)
+            if self.influence is not None:
+                self.influence.hold(found.direction())
         rows = Rows(job.home / ROWS, found.state["chunks"] if found else ())
         self.telemetry = Telemetry(rows, self.start.run_step, self.at)
         self.schedule, self.noise = Schedule.of(self.at.schedule), NoiseScale.of(self.at.noise)
@@ -81,6 +86,9 @@ class _Segment:
         if self.meter is not None:
             one = self.validation.flops(self.meter)
             fixed = one if self.job.evaluate_start else 0
+            if self.influence is not None:  # made at the start, and again at each evaluation but the last
+                direction = self.influence.flops(self.meter)
+                one, fixed = (one + direction, fixed) if self._remakes else (one, fixed + direction)
             steps = self.windows.affordable(self.meter, limit, one, self.job.train.evaluations, fixed)
         (agreed,) = self.group.agree([steps])
         if agreed == 0:
@@ -90,6 +98,10 @@ class _Segment:
                 "raise the budget, or plan a smaller window or fewer validation rows",
             )
         return int(agreed)
+
+    @property
+    def _remakes(self) -> bool:
+        return self.job.train.influence == "evaluation"
 
     def run(self) -> None:
         at = self.at
@@ -101,6 +113,7 @@ class _Segment:
         elif at.before is None:
             at.before = self.start.validation
         self.model.train()
+        self._direct(again=False)
         while at.step < at.steps:
             self._step()
             self.channel.progress(at.step, at.steps)
@@ -123,6 +136,7 @@ class _Segment:
             clip=self.job.train.clip,
             precision=self.job.plan.precision,
             all_reduce=group.sum_ if group.size > 1 else None,
+            products=self.influence.products if self.influence is not None else None,
         )
         tokens = int(self.examples.lengths[window].sum())
         at.flops += self.windows.flops(self.meter, at.step) if self.meter else 0
@@ -131,6 +145,7 @@ class _Segment:
             at.skipped.append(self.start.run_step + at.step)
         if result.norms is not None:
             self.noise.update(result.norms)
+        at.score_flops += self.influence.spent(group) if self.influence is not None else 0
         found = losses_by_place(window, mine, result, group)
         if self.first:
             self.telemetry.visits(window, self.examples, found)
@@ -145,6 +160,8 @@ class _Segment:
             self.channel.report({"step": at.step, "steps": at.steps, "validation_loss": loss.mean})
             self._ask()
             self.model.train()
+        if at.step < at.steps:
+            self._direct(again=loss is not None and self._remakes)
 
     def _evaluate(self) -> Loss:
         began, at = time.perf_counter(), self.at
@@ -154,6 +171,20 @@ class _Segment:
             at.eval_flops += self.validation.flops(self.meter)
             self.telemetry.timing("evaluation", began, self.validation.tokens)
         return loss
+
+    def _direct(self, *, again: bool) -> None:
+        """Make the direction of influence where there is none yet, or `again`; before any update there are no moments
+        to make it from."""
+        at, influence = self.at, self.influence
+        if influence is None or not at.updates or (influence.direction and not again):
+            return
+        began = time.perf_counter()
+        influence.make(self.optimizer, at.updates, self.group, self.job.plan.precision)
+        at.direction_step, at.score_tokens = self.start.run_step + at.step, at.score_tokens + influence.tokens
+        if self.meter is not None:
+            at.score_flops += influence.flops(self.meter)
+            self.telemetry.timing("direction", began, influence.tokens)
+        self.model.train()
 
     def _keep(self, loss: Loss, rate: float) -> None:
         """Make this evaluation's weights and moments the segment's best."""
@@ -185,7 +216,7 @@ class _Segment:
                 self.telemetry.rows.curve,
                 start=at.before,
                 remaining=job.remaining,
-                spent=Cost(flops=at.flops + at.eval_flops, tokens=at.tokens + at.eval_tokens),
+                spent=at.spent,
                 rest_flops=self.windows.rest_flops(self.meter, at.step, at.steps),
                 annealing=self.schedule.decay_from is not None,
                 metric=job.metric,
@@ -207,7 +238,8 @@ class _Segment:
     def _snapshot(self) -> None:
         rng = generator_states(self.group)
         if self.first:
-            self.snapshots.write(self.at.step, self.model, self.optimizer, rng, self._state())
+            direction = self.influence.direction if self.influence is not None else {}
+            self.snapshots.write(self.at.step, self.model, self.optimizer, rng, self._state(), direction)
             self.best.keep(self.snapshots.best_steps() | ({self.at.best["step"]} if self.at.best else set()))
 
     def _finish(self) -> None:

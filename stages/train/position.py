@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from data_contracts.cost import Cost
 from stages.technique.noise import NoiseScale
 from stages.train.validate import Loss
 
@@ -18,7 +19,8 @@ class Position:
         schedule, noise: states of the schedule and of the noise scale.
         step: steps made.
         updates: of Adam, those before this segment included.
-        tokens, flops: of training; eval_tokens, eval_flops: of evaluations.
+        tokens, flops: of training; eval_tokens, eval_flops: of evaluations; score_tokens, score_flops: of influence.
+        direction_step: step of the run whose weights made the direction of influence; None before there is one.
         evaluated: evaluations made.
         skipped: steps of the run that were not finite and so not applied.
         best: the evaluation with the lowest finite loss: step of the run, loss, se.
@@ -35,11 +37,20 @@ class Position:
     flops: int = 0
     eval_flops: int = 0
     eval_tokens: int = 0
+    score_flops: int = 0
+    score_tokens: int = 0
+    direction_step: int | None = None
     evaluated: int = 0
     skipped: list[int] = field(default_factory=list)
     best: dict[str, Any] | None = None
     before: dict[str, Any] | None = None
     ended: str = ""
+
+    @property
+    def spent(self) -> Cost:
+        """What the segment has spent so far, counted."""
+        flops = self.flops + self.eval_flops + self.score_flops
+        return Cost(flops=flops, tokens=self.tokens + self.eval_tokens + self.score_tokens)
 
     def improves(self, loss: Loss) -> bool:
         """Return whether `loss` is finite and below the best so far; a loss that is not finite never is."""

@@ -63,10 +63,12 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
             f"none of the {at['evaluated']} had; {len(at['skipped'])} of {at['step']} steps were not finite either",
             "lower `train.learning_rate`, and look for broken rows in the selection; nothing was committed",
         )
-    for name in ("curve", "example_losses"):
+    rows = dict.fromkeys(("curve", "example_losses", *(("example_influence",) if job.train.influence else ())), 0)
+    for name in rows:
         with work.writer(name) as writer:
             for chunk in read_chunks(job.home / ROWS, result["chunks"], name):
                 writer.extend(chunk)
+                rows[name] += chunk.num_rows
     timing = pa.concat_tables(list(read_chunks(job.home / ROWS, result["chunks"], "timing")))
     write_table(work.measured("curve", "timing.arrow"), TIMING, timing)
     _put_checkpoint(Best(job.home, job.pin).folder(at["best"]["step"]), work.path("checkpoint"), result["run_step"])
@@ -75,7 +77,7 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
         work.charge(cause, cost)
     if at["skipped"]:
         work.notice(f"{len(at['skipped'])} step(s) were not finite and were not applied: {_first(at['skipped'])}")
-    return _summary(job, result, costs, title)
+    return _summary(job, result, costs, title, rows.get("example_influence"))
 
 
 def _finished(job: Job) -> dict[str, Any] | None:
@@ -104,7 +106,7 @@ def _put_checkpoint(best: Path, output: Path, run_step: int) -> None:
 def _costs(job: Job, at: dict[str, Any], timing: pa.Table) -> dict[str, Cost]:
     what, seconds = np.array(timing.column("what").to_pylist()), timing.column("seconds").to_numpy()
     peak = int(timing.column("peak_bytes").to_numpy().max(initial=0))
-    return {
+    costs = {
         job.cause: Cost(
             flops=at["flops"], tokens=at["tokens"], seconds=float(seconds[what == "step"].sum()), peak_bytes=peak
         ),
@@ -115,9 +117,19 @@ def _costs(job: Job, at: dict[str, Any], timing: pa.Table) -> dict[str, Cost]:
             peak_bytes=peak,
         ),
     }
+    if job.train.influence:
+        costs["score"] = Cost(
+            flops=at["score_flops"],
+            tokens=at["score_tokens"],
+            seconds=float(seconds[what == "direction"].sum()),
+            peak_bytes=peak,
+        )
+    return costs
 
 
-def _summary(job: Job, result: dict[str, Any], costs: dict[str, Cost], title: str) -> Summary:
+def _summary(
+    job: Job, result: dict[str, Any], costs: dict[str, Cost], title: str, rows_with_influence: int | None
+) -> Summary:
     at, spent = result["position"], costs[job.cause]
     rows = [_loss_row("before", at["before"]), _loss_row("after", at["best"])]
     return Summary(
@@ -135,6 +147,7 @@ def _summary(job: Job, result: dict[str, Any], costs: dict[str, Cost], title: st
             "flops": spent.flops,
             "evaluation_flops": at["eval_flops"],
             "ended": at["ended"] or "all planned steps were made",
+            **({} if rows_with_influence is None else {"rows_with_influence": rows_with_influence}),
         },
         measured={
             "seconds": round(spent.seconds, 3),

@@ -15,22 +15,27 @@ from typing import Any
 import pyarrow as pa
 
 from data_contracts.arrow import read_table, write_table
-from data_contracts.tables import CURVE, EXAMPLE_LOSSES
+from data_contracts.tables import CURVE, EXAMPLE_INFLUENCE, EXAMPLE_LOSSES
 
 TIMING = pa.schema(
     [
         pa.field("step", pa.int64(), False),
-        pa.field("what", pa.string(), False),  # step or evaluation
+        pa.field("what", pa.string(), False),  # step, evaluation or direction
         pa.field("seconds", pa.float64(), False),
         pa.field("tokens", pa.int64(), False),
         pa.field("peak_bytes", pa.int64(), False),
     ]
 )
-SCHEMAS = {"curve": CURVE.schema, "example_losses": EXAMPLE_LOSSES.schema, "timing": TIMING}
+SCHEMAS = {
+    "curve": CURVE.schema,
+    "example_losses": EXAMPLE_LOSSES.schema,
+    "example_influence": EXAMPLE_INFLUENCE.schema,
+    "timing": TIMING,
+}
 
 
 class Rows:
-    """Append rows to the three tables of a segment.
+    """Append rows to the tables of a segment.
 
     Args:
         folder: where chunks go.

@@ -1,8 +1,8 @@
 """Resume snapshots: everything a segment needs to go on from a step as if it had never stopped.
 
 A snapshot is a folder with `state.json` (position, schedule, best evaluation, counters) and `tensors.safetensors`
-(trained parameters, moments, every rank's generator states). It is complete or absent by rename; the last two are kept.
-A snapshot of other work, or one that cannot be read, is passed over.
+(trained parameters, moments, every rank's generator states, influence's direction). It is complete or absent by rename;
+the last two are kept. A snapshot of other work, or one that cannot be read, is passed over.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,12 @@ class Snapshot:
         if updates := int(self.state["position"]["updates"]):
             load_moments(optimizer, model, moments, updates)
 
+    def direction(self) -> dict[str, Tensor]:
+        """Return the direction of influence by parameter name; empty where none had been made."""
+        with safe_open(self.folder / TENSORS, framework="pt") as stored:
+            names = [name for name in stored.keys() if name.startswith("direction.")]  # noqa: SIM118 - no mapping
+            return {name.removeprefix("direction."): stored.get_tensor(name) for name in names}
+
 
 class Snapshots:
     """The snapshots of one attempt's folder.
@@ -87,6 +94,7 @@ class Snapshots:
         optimizer: torch.optim.Optimizer,
         rng: dict[str, Tensor],
         state: dict[str, Any],
+        direction: Mapping[str, Tensor],
     ) -> None:
         """Write the snapshot of `step` whole, then drop all but the newest `KEPT`. For rank 0."""
         scratch = self._home / f".{step:09d}.unfinished"
@@ -95,6 +103,7 @@ class Snapshots:
         tensors = {f"param.{name}": _held(parameter) for name, parameter in trainable(model).items()}
         for name, (average, square) in moments_of(optimizer, model).items():
             tensors[f"exp_avg.{name}"], tensors[f"exp_avg_sq.{name}"] = _held(average), _held(square)
+        tensors |= {f"direction.{name}": _held(value) for name, value in direction.items()}
         save_file(tensors | rng, scratch / TENSORS)
         (scratch / STATE).write_text(json.dumps(state | {"work": self._digest}), encoding="utf-8")
         for path in (scratch / TENSORS, scratch / STATE, scratch):

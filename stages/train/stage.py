@@ -12,6 +12,7 @@ from typing import ClassVar
 from data_contracts.arrow import TABLE_FILE
 from data_contracts.config import GovernConfig, TrainConfig
 from data_contracts.cost import Frozen
+from data_contracts.errors import InputError
 from data_contracts.method import Method, names
 from data_contracts.records import Decision, Plan, Summary
 from stages.model.pin import read_pin
@@ -37,6 +38,7 @@ class Train(Stage[TrainSlice]):
         "tokens": Takes("tokens", many=True),
         "selection": Takes("selection"),
         "validation_tokens": Takes("tokens"),
+        "target_tokens": Takes("tokens", optional=True),
         "checkpoint": Takes("checkpoint", optional=True),
         "decision": Takes("decision", optional=True),
     }
@@ -44,7 +46,9 @@ class Train(Stage[TrainSlice]):
         "checkpoint": "checkpoint",
         "curve": "curve",
         "example_losses": "example_losses",
+        "example_influence": "example_influence",
     }
+    optional: ClassVar[frozenset[str]] = frozenset({"example_influence"})
 
     def methods(self, config: TrainSlice) -> Iterable[tuple[type[Method], str]]:
         """Name the policy asked inside training, and every technique: the plan, an input, decides which is used."""
@@ -63,6 +67,7 @@ class Train(Stage[TrainSlice]):
         visits = int(selection.table().column("repeats").to_numpy().sum())
         refuse_no_step(visits, plan, config.train.drop_last)
         check_rows(inputs.one("validation_tokens").ref.rows)
+        target = target_of(config.train, inputs)
         given, checkpoint = inputs.maybe("decision"), inputs.maybe("checkpoint")
         decision = given.record(Decision) if given else None
         job = Job(
@@ -71,6 +76,7 @@ class Train(Stage[TrainSlice]):
                 tokens=tuple(str(item.folder / TABLE_FILE) for item in inputs.all("tokens")),
                 selection=str(selection.folder / TABLE_FILE),
                 validation=str(inputs.one("validation_tokens").folder / TABLE_FILE),
+                target=target,
                 checkpoint=str(checkpoint.folder) if checkpoint else None,
             ),
             inputs={name: tuple(item.ref.digest for item in inputs.all(name)) for name in sorted(self.takes)},
@@ -89,6 +95,20 @@ class Train(Stage[TrainSlice]):
         from stages.train.publish import train_segment
 
         return train_segment(job, work, device=device_kind(), title="train")
+
+
+def target_of(train: TrainConfig, inputs: Inputs) -> str | None:
+    """Return the target's table where influence is read in training. Raises `InputError` where it is not given."""
+    if train.influence is None:
+        return None
+    given = inputs.maybe("target_tokens")
+    if given is None or given.ref.rows == 0:
+        raise InputError(
+            "a target with at least one row where `train.influence` is set",
+            "it has none" if given else "it was not given",
+            "pass `target_tokens`, or unset `train.influence`",
+        )
+    return str(given.folder / TABLE_FILE)
 
 
 def techniques() -> tuple[tuple[type[Method], str], ...]:

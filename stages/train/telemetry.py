@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -19,11 +20,15 @@ from stages.workers.group import Group
 
 
 def losses_by_place(window: np.ndarray, mine: list[MicroBatch], result: StepResult, group: Group) -> torch.Tensor:
-    """Return (loss sum, answer tokens) of each place of the window over all ranks, float64, shape (2, places)."""
-    found = torch.zeros(2, len(window), dtype=torch.float64)
+    """Return (loss sum, answer tokens, influence) of each place of the window over all ranks, float64.
+
+    Shape (3, places); influence is NaN where it is not known.
+    """
+    found = torch.zeros(3, len(window), dtype=torch.float64)
     places = [place for micro in mine for place in micro.places]
     found[0, places] = result.document_loss_D.double().cpu()
     found[1, places] = result.document_tokens_D.double().cpu()
+    found[2, places] = math.nan if result.document_product_D is None else result.document_product_D.cpu()
     placed = found.to(group.device)
     group.sum_([placed])
     return placed.cpu()
@@ -47,19 +52,16 @@ class Telemetry:
         return self._start + self._at.step
 
     def visits(self, window: np.ndarray, examples: Examples, found: torch.Tensor) -> None:
-        """Write one row a visit; a row without a predicted answer token has no loss and is left out."""
-        for place, (loss, count) in enumerate(found.T.tolist()):
-            if count:
-                self.rows.add(
-                    "example_losses",
-                    {
-                        "step": self.run_step,
-                        "position": place,
-                        "example_id": examples.row(int(window[place])).example_id,
-                        "loss_sum": loss,
-                        "answer_tokens": int(count),
-                    },
-                )
+        """Write a row a visit, two where its influence is known; one without a predicted answer token is left out."""
+        for place, (loss, count, influence) in enumerate(found.T.tolist()):
+            if not count:
+                continue
+            example_id = examples.row(int(window[place])).example_id
+            visit = {"step": self.run_step, "position": place, "example_id": example_id}
+            self.rows.add("example_losses", {**visit, "loss_sum": loss, "answer_tokens": int(count)})
+            if math.isfinite(influence):
+                known = {"influence": influence, "direction_step": self._at.direction_step}
+                self.rows.add("example_influence", {**visit, **known})
 
     def curve(
         self,
@@ -80,7 +82,7 @@ class Telemetry:
                 "phase": phase,
                 "epoch": epoch,
                 "tokens": at.tokens,
-                "flops": at.flops + at.eval_flops,
+                "flops": at.spent.flops,
                 "train_loss": result.loss if result else None,
                 "validation_loss": loss.mean if loss else None,
                 "validation_se": loss.se if loss else None,
@@ -91,6 +93,6 @@ class Telemetry:
         )
 
     def timing(self, what: str, began: float, tokens: int) -> None:
-        """Write how long a step or an evaluation took since `began` (of the performance counter)."""
+        """Write how long a step, an evaluation or a direction took since `began` (of the performance counter)."""
         row: dict[str, Any] = {"step": self.run_step, "what": what, "seconds": time.perf_counter() - began}
         self.rows.add("timing", {**row, "tokens": tokens, "peak_bytes": peak_bytes()})

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_contracts.contract import Contract, CountIs, Finite, LengthIs, NotEmpty, OneOf, Violation, Within
+from data_contracts.contract import CodeIs, Contract, CountIs, Finite, LengthIs, NotEmpty, OneOf, Violation, Within
 from data_contracts.errors import ContractError
 
 LIST = pa.list_(pa.field("item", pa.float64(), False))
@@ -24,6 +24,8 @@ SCHEMA = pa.schema(
         pa.field("mask", MASK, False),
         pa.field("n", pa.int32(), False),
         pa.field("c", pa.string(), False),
+        pa.field("code", pa.binary(), False),
+        pa.field("bits", pa.int8(), False),
     ]
 )
 FLOATS = st.floats(-3, 3) | st.sampled_from([math.nan, math.inf, -math.inf])
@@ -35,6 +37,8 @@ ROW = st.fixed_dictionaries(
         "mask": st.lists(st.booleans(), max_size=3),
         "n": st.integers(0, 3),
         "c": st.sampled_from(["", "a", "b", "z"]),
+        "code": st.binary(max_size=4),
+        "bits": st.sampled_from([1, 4, 8]),
     }
 )
 
@@ -54,6 +58,7 @@ RULES = {
     "one of": (OneOf("c", ["a", "b"]), lambda row: row["c"] in ("a", "b")),
     "length": (LengthIs("mask", "n"), lambda row: len(row["mask"]) == row["n"]),
     "count": (CountIs("mask", "n"), lambda row: sum(row["mask"]) == row["n"]),
+    "code": (CodeIs("code", "bits", "n"), lambda row: len(row["code"]) == math.ceil(row["bits"] * row["n"] / 8)),
 }
 
 
@@ -109,6 +114,8 @@ def toy(**columns: list[Any]) -> pa.RecordBatch:
         "mask": [[]] * rows,
         "n": [0] * rows,
         "c": ["a"] * rows,
+        "code": [b""] * rows,
+        "bits": [1] * rows,
     }
     arrays = [pa.array({**default, **columns}[f.name], f.type) for f in SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
@@ -137,7 +144,7 @@ def test_another_schema_is_named_column_by_column() -> None:
     other = pa.RecordBatch.from_pydict({"k": ["a"], "x": [1], "extra": [1]})
     with pytest.raises(ContractError) as caught:
         contract.validate([other])
-    for part in ("missing ['xs', 'mask', 'n', 'c']", "unknown ['extra']", "x: int64, not double"):
+    for part in ("missing ['xs', 'mask', 'n', 'c', 'code', 'bits']", "unknown ['extra']", "x: int64, not double"):
         assert part in caught.value.found
 
 

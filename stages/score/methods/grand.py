@@ -35,6 +35,10 @@ class GraNd(Scorer):
         assert given.trained is not None
         return given.resources.enter_context(GradientNorms(given.trained.model, autocast=given.autocast))
 
+    def suspicion(self, score_N: np.ndarray) -> np.ndarray:
+        """Return the norms: a wrong answer moves the model most."""
+        return -score_N if self.order == "easy" else score_N
+
     def score(self, block: Block, state: GradientNorms) -> np.ndarray:
         """Return score_B; NaN where nothing is predicted."""
         norm_D, loss_sum_D, answer_tokens_D = state.of(block.tokens)

@@ -6,17 +6,23 @@ checkpoint's Adam moments. Nothing is projected or stored: D Ḡⱼ is fixed, an
 one batched forward and backward pass; or, for one group in float32, by the difference of two forward passes, where that
 is seen to give the same number. Source: Xia et al. 2024 (LESS), the preconditioner moved to the target, where it
 is exact. LESS divides gᵢ by its tokens and norm; training here weighs each answer token alike, so a visit adds the sum.
+Given several checkpoints, it is the mean weighted by their learning rates, all in memory (the backward form each).
+With `store_bits` the same pass leaves each gᵢ, projected, as an artifact: its product with `Projection.project(D Ḡ,
+dual=True)` estimates the influence for any later target, at any checkpoint's moments.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
 
-from stages.score.scorer import Block, Given, Scorer
-from stages.score.target import target_directions, worth
+from stages.gradients.quantised import Quantiser
+from stages.score.features import FeatureScorer
+from stages.score.scorer import Block, Given
+from stages.score.target import adam_settings, checkpoint_weights, target_directions, worth
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,12 +34,14 @@ FORWARD_STEP, FORWARD_ERROR, FORWARD_ROWS = 1e-4, 0.01, 256
 """The forward form is taken where this step (‖εd‖ / ‖θ‖) is off by at most this share of the products of target rows;
 a pool of fewer rows does not pay for finding out."""
 CALIBRATION_ROWS = 16
+SEED = 0
+"""Of the projections of stored features: fixed, so that any later run can compare with them."""
 
 
-class Influence(Scorer):
+class Influence(FeatureScorer):
     """⟨gradient of the example, preconditioned mean gradient of the target⟩; positive lowers the target's loss."""
 
-    reads = frozenset({"tokens", "model", "moments"})
+    reads = frozenset({"tokens", "model", "moments", "checkpoints"})
     grouped = True
 
     per: Literal["visit", "token"] = Field(
@@ -46,22 +54,42 @@ class Influence(Scorer):
         description="Exact, by forward and backward passes; or by two forward passes where those are cheaper (one "
         f"target group, float32, at least {FORWARD_ROWS} rows) and off by at most {FORWARD_ERROR:.0%} on target rows.",
     )
+    per_layer: int = Field(
+        16, ge=1, le=1024, description="With `store_bits`: numbers kept of each side of a linear layer's gradient."
+    )
+    metric: Literal["plain", "adam"] = Field(
+        "plain",
+        description="With `store_bits`: gradients as they are, for any later target; or times √D of this checkpoint (D "
+        "of rank one), so that products of rows are the optimizer's.",
+    )
 
-    def prepare(self, given: Given) -> InnerProducts | Differences:
-        """Compute each group's preconditioned mean gradient; open the taps, or choose the forward form.
+    def prepare(self, given: Given) -> list[tuple[float, InnerProducts | Differences]]:
+        """Open every checkpoint, each with its weight: its groups' preconditioned mean gradients and taps, or steps.
 
         Raises `InputError` where there is no target, or a target row has no token to predict.
         """
+        found = []
+        for trained, weight in zip(given.checkpoints, checkpoint_weights(given), strict=True):
+            found.append((weight, self._opened(replace(given, trained=trained))))
+            trained.moments.clear()
+        return found
+
+    def _opened(self, given: Given) -> InnerProducts | Differences:
         from stages.gradients.inner_product import InnerProducts
+        from stages.gradients.projection import Projection
 
         assert given.trained is not None
+        model, newest = given.trained.model, given.trained is given.checkpoints[-1]
         directions = target_directions(given)
-        forward = self._forward(given, directions) if self.form == "auto" else None
-        given.trained.moments.clear()
+        plain = self.form == "auto" and not self.keeps_features and len(given.checkpoints) == 1
+        forward = self._forward(given, directions) if plain else None
         given.facts["form"] = "backward" if forward is None else "forward"
         if forward is not None:
             return forward
-        products = InnerProducts(given.trained.model, directions, autocast=given.autocast)
+        sides = (self.per_layer, self.per_layer)
+        adam = adam_settings(given) if self.metric == "adam" else {}
+        features = Projection(model, per_layer=sides, seed=SEED, **adam) if self.keeps_features and newest else None
+        products = InnerProducts(model, directions, autocast=given.autocast, beside=features)
         return given.resources.enter_context(products)
 
     def _forward(self, given: Given, directions: dict[str, Tensor]) -> Differences | None:
@@ -85,20 +113,29 @@ class Influence(Scorer):
         """Return whether the forward form is thought of."""
         return "many" if rows >= FORWARD_ROWS else "few"
 
-    def score(self, block: Block, state: InnerProducts | Differences) -> np.ndarray:
-        """Return score_BJ; NaN where nothing is predicted."""
+    def score(self, block: Block, state: list[tuple[float, InnerProducts | Differences]]) -> np.ndarray:
+        """Return score_BJ; NaN where nothing is predicted. Losses and features are of the newest checkpoint."""
+        parts = [weight * self._products(block, one) for weight, one in state]
+        return np.asarray(sum(parts[1:], parts[0]))
+
+    def _products(self, block: Block, one: InnerProducts | Differences) -> np.ndarray:
         from stages.gradients.inner_product import InnerProducts
+        from stages.gradients.projection import Projection
 
         batch, meter = block.tokens, block.meter
-        if isinstance(state, InnerProducts):
-            before = state.extra_flops
-            found = state.of(batch)
+        if isinstance(one, InnerProducts):
+            before = one.extra_flops
+            found = one.of(batch)
             product_DJ, loss_sum_D, answer_tokens_D = found.product_DJ, found.loss_sum_D, found.answer_tokens_D
             meter.train(batch)
-            meter.add(state.extra_flops - before)
+            meter.add(one.extra_flops - before)
+            if self.store_bits and isinstance(one.beside, Projection):
+                meter.add(one.beside.flops(*batch.shape))
+                feature_BK = np.asarray(one.beside.feature_DK.float().cpu())
+                block.note_features(Quantiser(one.beside.dimensions, self.store_bits), feature_BK)
         else:
-            product_DJ, loss_sum_D, answer_tokens_D = state.of(batch)
-            for _ in range(state.passes):
+            product_DJ, loss_sum_D, answer_tokens_D = one.of(batch)
+            for _ in range(one.passes):
                 meter.forward(batch)
         block.note_losses(loss_sum_D, answer_tokens_D)
         return worth(product_DJ, answer_tokens_D, self.per)

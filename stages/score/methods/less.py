@@ -20,7 +20,7 @@ from data_contracts.errors import ArtifactError
 from stages.gradients.quantised import Quantiser
 from stages.score.features import FeatureScorer
 from stages.score.scorer import Block, Given
-from stages.score.target import target_mean
+from stages.score.target import checkpoint_weights, target_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,10 +49,8 @@ class Less(FeatureScorer):
         from stages.gradients.examples import ExampleGradients
         from stages.gradients.sketch import SparseSketch
 
-        rates = np.array([float(trained.trainer.get("learning_rate", 0)) for trained in given.checkpoints])
-        weights = rates / rates.sum() if rates.sum() > 0 else np.full(len(rates), 1 / len(rates))
         sketch, opened = SparseSketch(self.dimensions, seed=given.seed), []
-        for trained, weight in zip(given.checkpoints, weights, strict=True):
+        for trained, weight in zip(given.checkpoints, checkpoint_weights(given), strict=True):
             gradients = given.resources.enter_context(ExampleGradients(trained.model, autocast=given.autocast))
             missing = sorted(set(gradients.parameters) - set(trained.moments))
             if missing:
@@ -61,7 +59,7 @@ class Less(FeatureScorer):
                     f"{missing[0]} has none",
                     "score with `influence`, which can do without, or after a warm-up",
                 )
-            opened.append(Checkpoint(gradients, sketch, trained, float(weight), self.beta1))
+            opened.append(Checkpoint(gradients, sketch, trained, weight, self.beta1))
 
         def features(batch: TokenBatch) -> np.ndarray:
             for _ in opened:
@@ -78,7 +76,8 @@ class Less(FeatureScorer):
             block.meter.train(block.tokens)
         block.meter.add(sum(one.sketch.flops(one.gradients.size) for one in opened) * len(block.example_ids))
         block.note_losses(loss_sum_B, answer_tokens_B)
-        block.note_features(Quantiser(feature_BK.shape[1], self.store_bits or 32), feature_BK)
+        if self.store_bits:
+            block.note_features(Quantiser(feature_BK.shape[1], self.store_bits), feature_BK)
         return feature_BK @ target_JK.T
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from stages.model.batch import Row
 
@@ -37,6 +38,34 @@ def tiny_llama(*, tied: bool = True, seed: int = 0, pad: int | None = None, exac
                     norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
                     norm.weight.data.uniform_(0.5, 1.5)
                     setattr(module, name, norm)
+    return model.double().eval()
+
+
+def tiny_qwen3(seed: int = 0) -> Qwen3ForCausalLM:
+    """Return a 2-layer Qwen3: queries and keys of each head are normed; torch's norm in float64 for its own."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, Qwen3RMSNorm):
+                norm = nn.RMSNorm(len(child.weight), eps=config.rms_norm_eps)
+                norm.weight.data.uniform_(0.5, 1.5)
+                setattr(module, name, norm)
     return model.double().eval()
 
 

@@ -16,7 +16,7 @@ from stages.gradients.inner_product import InnerProducts
 from stages.model import loss
 from stages.model.batch import Row, collate
 from stages.model.packing import collate_packed, pack
-from tests.stages.gradients.small_models import rows_of, tiny_gpt2, tiny_llama, with_lora
+from tests.stages.gradients.small_models import rows_of, tiny_gpt2, tiny_llama, tiny_qwen3, with_lora
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "llama, tied": tiny_llama,
@@ -24,6 +24,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "llama, tied, with a padding id": lambda: tiny_llama(pad=5),
     "llama, LoRA": lambda: with_lora(tiny_llama()),
     "gpt2": tiny_gpt2,
+    "qwen3, a norm a head": tiny_qwen3,
 }
 
 

@@ -143,3 +143,24 @@ def test_on_real_moments_the_rank_one_preconditioner_ranks_as_the_exact_one(shar
     with plain:
         unscaled = plain.of(collate(pool))[0] @ plain.project(gradient)
     assert spearmanr(unscaled, exact).statistic < 0.998  # so the preconditioner is seen
+
+
+@pytest.mark.shared
+def test_direct_influence_ranks_as_less_does_where_one_example_hardly_moves_the_second_moment(shared: Path) -> None:
+    """LESS's Γ = m' / √(v' + ε), its own example's square in v'; unlike a cosine, not divided by its norm."""
+    model, moments, rows = warmed_up(shared, 104)
+    pool, target = rows[:96], rows[96:]
+    gradient, _, _ = mean_gradient(model, [collate(target)])
+    settled = {name: (m, v / (1 - 0.999**UPDATES)) for name, (m, v) in moments.items()}
+    direction = precondition(gradient, settled, 10**6)
+    direct, less = [], []
+    for row in pool:
+        own, _, tokens = explicit_gradient(model, row)
+        gamma = 0.0
+        for name, value in own.items():
+            g, (m, v) = value / tokens, settled[name]
+            update = (0.9 * m + 0.1 * g) / torch.sqrt(0.999 * v + 0.001 * g**2 + 1e-16)
+            gamma += float((update * gradient[name]).sum())
+        less.append(gamma)
+        direct.append(sum(float((value * direction[name]).sum()) for name, value in own.items()) / tokens)
+    assert spearmanr(direct, less).statistic > 0.995

@@ -58,6 +58,15 @@ def test_weights_moments_and_gradients_are_counted_from_the_shapes(pin: ModelPin
 
 
 @pytest.mark.shared
+def test_influence_read_in_training_holds_one_more_number_a_parameter_and_what_is_formed_at_once(pin: ModelPin) -> None:
+    with_it, without = (
+        Estimator(pin, TrainConfig(influence=when), "cpu").phases(shape_of("full"), 2, 2) for when in ("segment", None)
+    )
+    for name, phase in with_it.items():
+        assert abs(phase.total - without[name].total - 260_032 * 4 - 64 * MIB) <= 47 * 2  # AdamW's step counters
+
+
+@pytest.mark.shared
 def test_one_micro_batch_meets_no_earlier_gradients(pin: ModelPin) -> None:
     estimator = Estimator(pin, TrainConfig(), "cpu")
     one, two = estimator.phases(shape_of("full"), 4, 1), estimator.phases(shape_of("full"), 4, 2)

@@ -178,6 +178,7 @@ def test_earlier_scores_are_brought_to_the_rows_by_id() -> None:
     table = pa.table(
         {
             "example_id": [f"{i:05d}" for i in theirs],
+            "score": pa.array([None if i % 7 else float(-i) for i in theirs], pa.float32()),
             "loss": pa.array([None if i % 5 else 1.0 for i in theirs], pa.float32()),
             "group_scores": pa.array([[float(i), 1.0] if i % 4 else [] for i in theirs], pa.list_(pa.float32())),
         }
@@ -186,9 +187,11 @@ def test_earlier_scores_are_brought_to_the_rows_by_id() -> None:
     for row, number in enumerate(range(0, 10000, 2)):
         if number % 3 or number >= 9999:
             assert np.isnan(found.loss_N[row])
+            assert np.isnan(found.score_N[row])
             assert np.isnan(found.group_NJ[row]).all()
         else:
             assert np.isnan(found.loss_N[row]) == bool(number % 5)
+            assert np.isnan(found.score_N[row]) if number % 7 else found.score_N[row] == -number
             assert found.group_NJ[row].tolist() == [number, 1.0] if number % 4 else np.isnan(found.group_NJ[row]).all()
 
 

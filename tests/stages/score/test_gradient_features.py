@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor
 
 from data_contracts.errors import ArtifactError, InputError
+from stages.gradients.projection import Projection
 from stages.gradients.quantised import Quantiser
 from stages.gradients.sketch import SparseSketch
+from stages.gradients.stored import decoded
 from stages.model.checkpoint import load_checkpoint
 from stages.score import features, partition
-from stages.score.features import decoded
+from stages.score.blocks import Outcome
+from stages.score.features import FeatureScorer, gathered, rescored
+from stages.score.scorer import Feature
+from stages.score.shards import ShardFolder
 from stages.stage import Artifact
 from tests.stages.gradients.small_models import rows_of
 from tests.stages.gradients.test_inner_product import explicit_gradient
@@ -88,7 +95,7 @@ def test_less_weighs_checkpoints_by_their_learning_rates(tmp_path: Path) -> None
     np.testing.assert_allclose(found, expected, atol=0.01)
     assert work.rows("features")[0]["dimensions"] == 2 * WIDE
     with pytest.raises(ArtifactError, match="at most one input `checkpoint`"):
-        setting.score("one", scorer={"method": "influence"})
+        setting.score("one", scorer={"method": "perplexity"})
 
 
 def test_less_without_moments_is_refused(tmp_path: Path) -> None:
@@ -117,7 +124,7 @@ def explicit_trak(setting: Setting, sketch: SparseSketch, groups: list[list[int]
 def test_trak_is_the_regularised_inverse_kernel_between_margin_gradients(
     tmp_path: Path, batch_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(features, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr("stages.gradients.stored.ROWS_AT_ONCE", 5)
     setting = make_setting(tmp_path, checkpoint=True)
     scorer = {"method": "trak", "dimensions": 128, "regularisation": 0.1}
     work, _ = setting.score(scorer=scorer, groups="source", batch_tokens=batch_tokens)
@@ -167,6 +174,28 @@ def test_features_are_stored_as_configured_and_decode_to_what_was_scored(tmp_pat
     assert cosine.min() > {1: 0.7, 4: 0.98, 8: 0.9999, 16: 0.999999}[bits]
 
 
+@pytest.mark.parametrize("metric", ["plain", "adam"])
+def test_influence_leaves_features_of_the_same_pass_and_scores_as_without_them(tmp_path: Path, metric: str) -> None:
+    setting = make_setting(tmp_path, checkpoint=True)
+    plain, _ = setting.score("plain", scorer={"method": "influence"}, batch_tokens=64)
+    scorer = {"method": "influence", "store_bits": 16, "per_layer": 6, "metric": metric}
+    work, _ = setting.score("kept", scorer=scorer, batch_tokens=64)
+    assert work.artifact("scores").ref.digest == plain.artifact("scores").ref.digest
+    trained = load_checkpoint(setting.inputs["checkpoint"].folder, setting.pin)
+    model, adam = trained.model, {"moments": trained.moments, "updates": 4, **ADAM}
+    projection = Projection(model, per_layer=(6, 6), seed=0, **(adam if metric == "adam" else {}))  # type: ignore[arg-type]
+    (found,) = [feature for _, feature in decoded(work.artifact("features").table())]
+    for row, feature_K in zip(POOL, found, strict=True):
+        expected_K = projection.project(explicit_gradient(model, row)[0]).numpy()
+        np.testing.assert_allclose(feature_K, expected_K, atol=2e-3 * np.abs(expected_K).max())
+    extra = work.ledger().total.flops - plain.ledger().total.flops
+    # q, k, v, o: 16 in; 16, 8, 8, 16 out; gate, up: 16 in, 24 out; down: 24 in, 16 out; each to 6 and 6, twice two layers
+    projected = 6 * ((16 + 16) + 2 * (16 + 8) + (16 + 16) + 3 * (16 + 24)) + 7 * 36
+    padded = extra / (2 * 2 * projected)
+    assert padded == int(padded)
+    assert sum(len(row.input_ids) for row in POOL) <= padded < 2 * sum(len(row.input_ids) for row in POOL)
+
+
 def test_a_resumed_stage_keeps_its_features_and_second_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "MOST_ROWS", 5)
     setting = make_setting(tmp_path, checkpoint=True)
@@ -181,6 +210,44 @@ def test_a_resumed_stage_keeps_its_features_and_second_pass(tmp_path: Path, monk
     for output in ("scores", "features"):
         assert again.artifact(output).ref.digest == whole.artifact(output).ref.digest
     assert summary.measured["shards_kept_from_before"] == len(kept)
+
+
+class Squared(FeatureScorer):
+    """First the row's number, then the mean of all features times its own, over that number."""
+
+    second_pass = True
+
+    def gather(self, features: Iterable[np.ndarray], state: float) -> float:
+        return state * float(np.mean(np.concatenate(list(features))))
+
+    def rescore(self, feature_BK: np.ndarray, first_BJ: np.ndarray, gathered: float) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.concatenate([feature_BK * gathered, feature_BK / first_BJ], axis=1)
+
+
+def test_a_second_pass_replaces_scores_and_says_where_they_are_not_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.gradients.stored.ROWS_AT_ONCE", 2)
+    quantiser = Quantiser(1, 32)
+    code, scale = quantiser.encode(np.array([[1.0], [2.0], [3.0], [6.0]]))
+    kept = [Feature(32, 1, float(s), c.tobytes()) for c, s in zip(code, scale, strict=True)]
+    first = [2.0, 0.0, 4.0, 3.0]
+    good = [Outcome(np.array([x], np.float32), 1.0, feature=f) for x, f in zip(first, kept, strict=True)]
+    outcomes = [good[0], Outcome(np.zeros(0, np.float32), np.nan, "score_failed", "why"), *good[1:]]
+    about = {"example_id": list("abcde"), "source": ["s"] * 5, "n_tokens": [3] * 5, "n_answer_tokens": [1] * 5}
+    folder, part = ShardFolder(tmp_path, "max"), pa.table(about)
+    folder.write(0, part, outcomes, flops=1, tokens=2, taken=0)
+    shard = folder.read(0, part.column("example_id"))
+    assert shard is not None
+    mean = gathered(Squared(), [shard.table, shard.table], 10.0)
+    assert mean == 30.0
+    found = rescored(Squared(), shard.table, mean, "max").to_pylist()
+    assert [row["group_scores"] for row in found] == [[30.0, 0.5], [], [], [90.0, 0.75], [180.0, 2.0]]
+    assert [row["score"] for row in found] == [30.0, None, None, 90.0, 180.0]
+    assert [row["reason"] for row in found] == ["", "score_failed", "score_not_finite", "", ""]
+    assert [row["exact"] for row in found] == [True, False, False, True, True]
+    assert features.stored(shard.table).column("example_id").to_pylist() == list("acde")
 
 
 @pytest.mark.parametrize("method", ["less", "trak"])

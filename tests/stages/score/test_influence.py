@@ -10,14 +10,18 @@ import torch
 
 from data_contracts.errors import InputError
 from stages.model.checkpoint import load_checkpoint
+from stages.stage import Artifact
 from tests.stages.gradients.small_models import rows_of
 from tests.stages.gradients.test_inner_product import explicit_gradient
-from tests.stages.score.setting import ADAM, Setting, make_setting, odd_row, tokens_of
+from tests.stages.score.setting import ADAM, Setting, checkpoint_of, make_setting, odd_row, tokens_of
 
 
-def explicit_influence(setting: Setting, groups: list[list[int]], per: str = "visit") -> np.ndarray:
+def explicit_influence(
+    setting: Setting, groups: list[list[int]], per: str = "visit", checkpoint: Artifact | None = None
+) -> np.ndarray:
     """Return score_NJ in float64, one example at a time."""
-    trained = load_checkpoint(setting.inputs["checkpoint"].folder, setting.pin, dtype=torch.float64)
+    folder = (checkpoint or setting.inputs["checkpoint"]).folder
+    trained = load_checkpoint(folder, setting.pin, dtype=torch.float64)
     pool, target = rows_of(24, seed=1), rows_of(6, seed=2)
     own = [explicit_gradient(trained.model, row) for row in pool]
     goal = [explicit_gradient(trained.model, row) for row in target]
@@ -58,6 +62,22 @@ def test_groups_by_source_give_a_column_each_and_are_combined(tmp_path: Path, co
     one = found.max(axis=1) if combine == "max" else found.mean(axis=1)
     np.testing.assert_allclose([row["score"] for row in rows], one, rtol=1e-5, atol=1e-6)
     assert summary.facts["target_groups"] == "a, b"
+
+
+def test_several_checkpoints_are_weighted_by_their_learning_rates(tmp_path: Path) -> None:
+    setting = make_setting(tmp_path, checkpoint=True)
+    first = checkpoint_of(tmp_path / "first", setting.pin, seed=3, learning_rate=1e-4)
+    last = checkpoint_of(tmp_path / "last", setting.pin, seed=4, learning_rate=4e-4)
+    setting.inputs["checkpoint"] = [first, last]  # type: ignore[assignment]
+    work, summary = setting.score(scorer={"method": "influence"}, groups="source")
+    one, two = (explicit_influence(setting, [[1, 3, 4], [0, 2, 5]], checkpoint=item) for item in (first, last))
+    expected = 0.2 * one + 0.8 * two
+    found = np.array([row["group_scores"] for row in work.rows("scores")])
+    np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
+    single = make_setting(tmp_path / "single", checkpoint=True)
+    alone, _ = single.score(scorer={"method": "influence"}, groups="source")
+    assert work.ledger().total.flops == 2 * alone.ledger().total.flops
+    assert summary.facts["form"] == "backward"
 
 
 def test_a_step_on_the_best_example_lowers_the_target_loss_most(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ POOL = Candidates(
         (Choice(np.array([0, 0])), "1 rows came twice"),
         (Choice(np.array([3])), "row 3 of 3"),
         (Choice(np.array([-1])), "row -1 of 3"),
-        (Choice(np.array([1])), "without a valid score"),
+        (Choice(np.array([1])), "without what it reads"),
         (Choice(np.array([], dtype=np.int64)), "it chose none"),
         (Choice(np.array([0, 2]), gain=np.array([1.0, np.nan])), "not finite"),
         (Choice(np.array([0, 2]), weights=np.array([1.0])), "`weights` has 1 values"),

@@ -145,7 +145,7 @@ def test_top_k_without_scores_and_scores_of_another_pool_are_refused(tmp_path: P
         run(tmp_path / "1", count=2)
     with pytest.raises(InputError, match="no example in common"):
         run(tmp_path / "2", scores={"z": 1.0}, count=2)
-    with pytest.raises(InputError, match="none of 6 rows has one"):
+    with pytest.raises(InputError, match="none of 6 rows has it"):
         run(tmp_path / "3", scores=dict.fromkeys(IDS), count=2)
     with pytest.raises(ConfigError, match="none of fraction, count, tokens"):
         run(tmp_path / "4", scores=SCORES)

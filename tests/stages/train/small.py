@@ -120,6 +120,7 @@ GIVES = {
     "tokens": "tokens",
     "selection": "selection",
     "validation_tokens": "tokens",
+    "target_tokens": "tokens",
     "decision": "decision",
 }
 
@@ -132,6 +133,7 @@ class House:
         rows: selected rows.
         plan: settings of the plan.
         selection: settings of the selection.
+        longest: tokens of the longest row.
     """
 
     def __init__(
@@ -142,15 +144,17 @@ class House:
         plan: dict[str, Any] | None = None,
         selection: dict[str, Any] | None = None,
         decision: Any = None,
+        longest: int = 20,
     ) -> None:
         shutil.rmtree(folder / "given", ignore_errors=True)  # made again by a process that goes on with a killed one
         given = LocalWork(folder / "given", GIVES)
         self.pin = write_model(folder / "model")
-        tokens = token_columns(rows, 1)
+        tokens = token_columns(rows, 1, longest=longest)
         given.record("base", self.pin)
         given.record("plan", plan_of(**(plan or {})))
         given.table("tokens", tokens)
         given.table("validation_tokens", token_columns(9, 2))
+        given.table("target_tokens", token_columns(5, 3))
         given.table("selection", selection_columns(tokens["example_id"], **(selection or {})))
         if decision is not None:
             given.record("decision", decision)

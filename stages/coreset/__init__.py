@@ -1,0 +1,1 @@
+"""Noun: small sets that stand for a large one. Greedy maximisation, its objectives, similarities, matching pursuit."""

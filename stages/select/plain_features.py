@@ -1,0 +1,127 @@
+"""Selecting from plain files of embeddings or of similarities, by the selectors that compare rows with each other.
+
+Embeddings: JSON lines with an id and a vector. Similarities: a CSV whose first column names the rows and whose header
+names the columns, the same in the same order; a value is how well the row's item is covered by the column's. A row that
+is no vector of numbers is listed and left out; a vector of zeros is listed and like nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_contracts.config import SelectConfig
+from data_contracts.errors import InputError
+from stages.select.choose import choose
+from stages.select.features import Features
+from stages.select.plain import ID_NAMES, PlainSelection, Refused, json_lines
+from stages.select.selector import Candidates
+
+VECTOR_NAMES = ("embedding", "vector", "vec", "feature")
+
+
+def select_embeddings(path: Path, config: SelectConfig, rng: np.random.Generator) -> PlainSelection:
+    """Choose from a file of embeddings. Raises `InputError` for a file without any, and like `choose`."""
+    if not path.is_file():
+        raise InputError("a JSON lines file of embeddings", f"{path.name} is not there", "give its path")
+    found: dict[str, np.ndarray] = {}
+    refused: list[Refused] = []
+    for row, values in json_lines(path):
+        if isinstance(values, Refused):
+            refused.append(values)
+            continue
+        name = next((str(values[key]) for key in ID_NAMES if values.get(key) not in (None, "")), None)
+        vector = next((values[key] for key in VECTOR_NAMES if key in values), None)
+        if name is None:
+            refused.append(Refused(row, None, "no_id", f"it has none of the fields {', '.join(ID_NAMES)}"))
+        elif name in found:
+            refused.append(Refused(row, name, "duplicate", f"{name} stood before; the first row counts"))
+        elif (detail := _fault(vector, found)) is not None:
+            refused.append(Refused(row, name, "not_comparable", detail))
+        else:
+            found[name] = np.array(vector, dtype=np.float32)
+    if not found:
+        first = f" ({refused[0].detail})" if refused else ""
+        raise InputError(
+            "a file with an id and a vector a row", f"{path.name} holds none{first}", 'write {"id": "a", "vec": [1, 0]}'
+        )
+    names = sorted(found)
+    matrix = np.stack([found[name] for name in names])
+    zero = [name for name, row in zip(names, matrix, strict=True) if not row.any()]
+    features = Features(np.arange(len(names)), matrix.shape[1], lambda: iter([matrix]))
+    plain = _chosen(names, config, rng, refused, path, features=features)
+    notices = list(plain.notices)
+    if zero:
+        notices.append(f"{len(zero)} vectors of zeros are like nothing: {', '.join(zero[:5])}")
+    if refused:
+        notices.append(f"{len(refused)} rows could not be used")
+    return PlainSelection(plain.selection, plain.refused, tuple(notices))
+
+
+def select_similarities(path: Path, config: SelectConfig, rng: np.random.Generator) -> PlainSelection:
+    """Choose from a square CSV of similarities. Raises `InputError` naming row and column of what is none."""
+    if not path.is_file():
+        raise InputError("a CSV of similarities", f"{path.name} is not there", "give its path")
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        rows = [row for row in csv.reader(stream) if row]
+    columns = rows[0][1:] if rows else []
+    names = [row[0] for row in rows[1:]]
+    if not names or names != columns or len(set(names)) != len(names):
+        raise InputError(
+            "a square CSV whose rows and columns have the same different names",
+            f"{path.name} has {len(names)} rows and {len(columns)} columns",
+            "write the header `id,a,b` and the rows `a,…` and `b,…` in that order",
+        )
+    similarity_NN = np.empty((len(names), len(names)), dtype=np.float32)
+    for at, row in enumerate(rows[1:]):
+        for other in range(len(names)):
+            text = row[other + 1] if other + 1 < len(row) else ""
+            similarity_NN[at, other] = _number(text, f"row {at + 2}, column {columns[other]} of {path.name}")
+    order = np.array(sorted(range(len(names)), key=names.__getitem__))
+    candidate_first = np.ascontiguousarray(similarity_NN[np.ix_(order, order)].T)
+    return _chosen([names[at] for at in order], config, rng, [], path, similarity=candidate_first)
+
+
+def _chosen(
+    names: list[str],
+    config: SelectConfig,
+    rng: np.random.Generator,
+    refused: list[Refused],
+    path: Path,
+    *,
+    features: Features | None = None,
+    similarity: np.ndarray | None = None,
+) -> PlainSelection:
+    ids, sources = pa.chunked_array([pa.array(names)]), pa.chunked_array([pa.array([path.stem] * len(names))])
+    pool = Candidates(ids, sources, None, None, features=features, similarity_NN=similarity)
+    notices: list[str] = []
+    chosen = choose(config, pool, rng, notices.append)
+    return PlainSelection(chosen.table, tuple(refused), tuple(notices))
+
+
+def _fault(vector: Any, found: dict[str, np.ndarray]) -> str | None:
+    """Return why `vector` cannot be compared with those found before, None where it can."""
+    if not isinstance(vector, list) or not vector:
+        return f"it has no list of numbers under any of {', '.join(VECTOR_NAMES)}"
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in vector):
+        return "its vector holds something that is no number"
+    with np.errstate(over="ignore"):
+        numbers = np.array(vector, dtype=np.float64).astype(np.float32)
+    if not np.isfinite(numbers).all():
+        return f"number {int(np.flatnonzero(~np.isfinite(numbers))[0]) + 1} of its vector is {numbers.tolist()}"[:120]
+    first = next(iter(found.values()), numbers)
+    return None if len(first) == len(numbers) else f"its vector has {len(numbers)} numbers, the first had {len(first)}"
+
+
+def _number(text: str, place: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not np.isfinite(value) or value < 0:
+        raise InputError("similarities that are numbers of at least 0", f"{place} is {text!r}", "mend that value")
+    return value

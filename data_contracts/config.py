@@ -144,7 +144,7 @@ class SelectConfig(Frozen):
     """How many examples are chosen, and by which selector. Give one of fraction, count, tokens."""
 
     selector: MethodSettings = Field(default_factory=lambda: {"method": "top_k"})
-    fraction: float | None = Field(None, gt=0, le=1, description="Of the pool's usable rows.")
+    fraction: float | None = Field(None, gt=0, le=1, description="Of the pool's rows.")
     count: int | None = Field(None, ge=1)
     tokens: int | None = Field(None, ge=1)
     include_target: bool = Field(False, description="Whether every target row is trained on too.")

@@ -32,6 +32,7 @@ LIBRARIES = {"torch", "torchao", "bitsandbytes", "transformers", "tokenizers", "
     "pyarrow",
     "datasets",
     "rensa",
+    "faiss",
 }
 """Libraries whose version can change a result."""
 

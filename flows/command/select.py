@@ -61,6 +61,8 @@ def select(
         console().print(Text(f"not chosen: {refused.example_id or f'row {refused.row}'}: {refused.detail}"))
     for notice in found.notices:
         console().print(Text(f"note: {notice}", style="yellow"))
+    if out is not None and out.exists() and out.samefile(file):
+        raise ConfigError("--out is another file than the input", f"both are {out}", "name another file")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

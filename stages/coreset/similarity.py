@@ -7,8 +7,6 @@ neighbours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy.sparse import csr_matrix, diags
 
@@ -64,18 +62,6 @@ def nearest_cosine(unit_nK: np.ndarray, neighbours: int) -> csr_matrix:
     return found
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """What similarities of n rows take: `sparse` or dense, and the bytes held."""
-
-    sparse: bool
-    peak_bytes: int
-
-
-def footprint(rows: int, dimensions: int, neighbours: int) -> Footprint:
-    """Return how similarities of `rows` rows would be held, and their memory: dense as long as it is cheap."""
-    features = 4 * rows * dimensions
-    dense = 4 * rows * rows
-    if dense <= DENSE_BYTES:
-        return Footprint(False, features + dense)
-    return Footprint(True, 2 * features + 4 * 8 * rows * min(neighbours, rows))
+def fits_dense(rows: int) -> bool:
+    """Return whether all pairs of so many rows may be held."""
+    return 4 * rows * rows <= DENSE_BYTES

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 TINY = 1e-10
-"""A squared distance to the span of what was taken that counts as none."""
+"""The share of a row's squared length outside the span of what was taken that counts as none."""
 
 
 def k_center(feature_nK: np.ndarray, count: int, first: int) -> tuple[np.ndarray, np.ndarray]:
@@ -33,18 +33,19 @@ def k_center(feature_nK: np.ndarray, count: int, first: int) -> tuple[np.ndarray
 def dpp_map(feature_nK: np.ndarray, quality_n: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (rows, gain in log-determinant of each) of greedy on log det of L = diag(q) X Xᵀ diag(q).
 
-    The greedy Cholesky of Chen, Zhang & Zhou 2018: O(n·count²), memory n·count. It ends early, with fewer rows, where
-    what is left lies in the span of what was taken: a larger set has probability zero. `quality_n` is at least 0.
+    The greedy Cholesky of Chen, Zhang & Zhou 2018: O(n·count²), memory n·min(count, K). It ends early, with fewer rows,
+    where what is left lies in the span of what was taken: a larger set has probability zero. `quality_n` is at least 0.
     """
     scaled_nK = np.asarray(feature_nK, dtype=np.float64) * quality_n[:, None]
     left_n = np.einsum("nk,nk->n", scaled_nK, scaled_nK)
-    factor_nk = np.zeros((len(scaled_nK), min(count, len(scaled_nK))))
-    enough = TINY * max(1.0, float(left_n.max(initial=0.0)))
+    enough_n = TINY * left_n
+    factor_nk = np.zeros((len(scaled_nK), min(count, *scaled_nK.shape)))
     rows: list[int] = []
     gains: list[float] = []
     for step in range(factor_nk.shape[1]):
+        left_n[left_n <= enough_n] = -np.inf
         row = int(left_n.argmax())
-        if left_n[row] <= enough:
+        if left_n[row] == -np.inf:
             break
         rows.append(row)
         gains.append(float(np.log(left_n[row])))

@@ -26,7 +26,11 @@ def draw(path: Path, scored: Scored, title: str) -> None:
     figure = Figure(figsize=(4.2 * (1 + len(others)), 3.4), dpi=110, layout="constrained")
     axes = figure.subplots(1, 1 + len(others), squeeze=False)[0]
     known_N = scored.score_N[np.isfinite(scored.score_N)].astype(np.float64)
-    axes[0].hist(known_N, bins=BINS, color="#3b6ea5")
+    low, high = float(known_N.min(initial=np.inf)), float(known_N.max(initial=-np.inf))
+    if high - low > BINS * np.spacing(max(abs(low), abs(high), 1e-300)):
+        axes[0].hist(known_N, bins=BINS, color="#3b6ea5")
+    else:  # all alike: too narrow to be cut into bins
+        axes[0].bar([f"{low:g}"], [len(known_N)], color="#3b6ea5")
     axes[0].set(xlabel="score", ylabel="rows", title=title)
     for axis, (name, values_N) in zip(axes[1:], others, strict=True):
         rows = drawn(scored.score_N, values_N)

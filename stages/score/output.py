@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_contracts.errors import MethodError
-from data_contracts.tables import SCORES
+from data_contracts.tables import FEATURES, SCORES
 from stages.score.cover import Covered
 from stages.score.features import stored
 from stages.score.pool import ScoredPool
@@ -106,7 +106,9 @@ class _Stretch:
         return pa.Table.from_arrays(arrays, schema=SCORES.schema)
 
     def features(self) -> pa.Table:
-        """Return the features of the computed rows, in the pool's order."""
+        """Return the features of the computed rows, in the pool's order; there may be none in a stretch."""
+        if not self.found:
+            return FEATURES.schema.empty_table()
         table = pa.concat_tables([found for _, found in self.found])
         order = np.argsort(np.concatenate([places for places, _ in self.found]), kind="stable")
         return stored(table.take(pa.array(order)))

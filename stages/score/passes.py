@@ -64,15 +64,17 @@ class ScorePass:
         self._tokens = before[[stop for _, stop in self._ranges]] - before[[start for start, _ in self._ranges]]
         self._gathered: Any = None
         self.flops = self.tokens = self.found = self.taken = 0
+        self.scored_any = False
+        """Whether any row could be scored, or was in an attempt before."""
 
-    def complete(self, scorer: BlockScorer, bar: Any) -> ScorePass:
-        """Score each shard that is not there yet."""
+    def complete(self, scorer: BlockScorer, bar: Any, *, proven: bool = False) -> ScorePass:
+        """Score each shard that is not there yet; of a method that is `proven` all rows may fail."""
         missing = {start for start, stop in self._ranges if self._read(start, stop) is None}
         self.found = len(self._ranges) - len(missing)
-        scored_any = self.found > 0
+        self.scored_any = self.found > 0
         for (start, stop), tokens in zip(self._ranges, self._tokens.tolist(), strict=True):
             if start in missing:
-                scored_any |= self._score(scorer, start, stop, scored_any)
+                self.scored_any |= self._score(scorer, start, stop, proven or self.scored_any)
             bar.advance(float(tokens))
         for shard in self._all():
             self.flops += shard.flops

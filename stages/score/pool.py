@@ -66,7 +66,8 @@ class ScoredPool:
         scorer = BlockScorer(opened.method, opened.state, maker.block, maker.settle, self._config.combine)
         shown = "score" if name == "full" else f"score: {name}"
         with self._work.progress(shown, float(made.seen_tokens), "tokens") as bar:
-            made.complete(scorer, bar)
+            proven = any(earlier.scored_any for earlier in self.passes if earlier.method is made.method)
+            made.complete(scorer, bar, proven=proven)
         self.flops, self.tokens = self.flops + made.flops, self.tokens + made.tokens
         self.found, self.taken = self.found + made.found, self.taken + made.taken
         if glance is None:

@@ -57,7 +57,7 @@ class Score(Stage[ScoreSlice]):
             (Scorer, score.scorer, "score.scorer"),
             (Coverage, score.coverage, "score.coverage"),
         ]
-        named += [(Scorer, settings, "score.coverage") for settings in _inside(score.coverage)]
+        named += [(Scorer, settings, "score.coverage") for settings in _inside(_whole(score.coverage))]
         found: list[tuple[type[Method], str]] = []
         for family, settings, where in named:
             name = settings.get("method")
@@ -87,6 +87,12 @@ class Score(Stage[ScoreSlice]):
         from stages.score.engine import score_pool
 
         return score_pool(config.score, inputs, work)
+
+
+def _whole(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a coverage's settings with the defaults of those not given: a scorer may be named by default."""
+    fields = find(Coverage, str(settings.get("method"))).model_fields
+    return {name: field.get_default(call_default_factory=True) for name, field in fields.items()} | dict(settings)
 
 
 def _inside(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -88,7 +88,7 @@ def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, reso
         plan = inputs.maybe("plan")
         device = _device()
         several = "checkpoints" in method.reads
-        wanted = inputs.all("checkpoint") if several else (inputs.maybe("checkpoint"),)
+        wanted = inputs.all("checkpoint") if several else inputs.all("checkpoint")[-1:]
         loaded = [_trained(read_pin(inputs.one("base")), checkpoint, device) for checkpoint in wanted or (None,)]
         trained = loaded[-1]
         given |= {"device": device, "trained": trained, "autocast": _autocast(plan.record(Plan) if plan else None)}

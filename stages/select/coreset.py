@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from data_contracts.errors import BudgetError, ConfigError
-from stages.coreset.similarity import DENSE_BYTES, dense_cosine, unit_rows
+from data_contracts.errors import BudgetError, ConfigError, InputError
+from stages.coreset.similarity import DENSE_BYTES, dense_cosine, fits_dense, unit_rows
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Selector
 
@@ -30,6 +30,8 @@ class FeatureSelector(Selector):
                 f"selector {self.name()} with `best` below 1 is given scores", "there are none", "score the pool first"
             )
         rows = rows[np.isfinite(pool.score_N[rows])]
+        if not len(rows):
+            raise InputError("at least one row with a feature and a score", "there is none", "look at the quarantine")
         order = np.argsort(-pool.score_N[rows], kind="stable")
         return np.sort(rows[order[: max(1, round(self.best * len(rows)))]])
 
@@ -52,7 +54,7 @@ class FeatureSelector(Selector):
 
     def require_dense(self, rows: int) -> None:
         """Raise `BudgetError` where the similarities of so many rows would not fit: this selector holds them all."""
-        if 4 * rows * rows > DENSE_BYTES:
+        if not fits_dense(rows):
             raise BudgetError(
                 f"selector {self.name()} compares at most {int((DENSE_BYTES / 4) ** 0.5)} rows, each with each",
                 f"{rows} rows would take {4 * rows * rows / 1e9:.1f} GB",

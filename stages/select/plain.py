@@ -61,6 +61,8 @@ def read_scores(path: Path) -> tuple[pa.Table, list[Refused]]:
         example_id = next((str(values[name]) for name in ID_NAMES if values.get(name) not in (None, "")), None)
         if example_id is None:
             refused.append(Refused(row, None, "no_id", f"it has none of the fields {', '.join(ID_NAMES)}"))
+        elif not writable(example_id):
+            refused.append(Refused(row, None, "no_id", f"its id {example_id!r} holds half a character"))
         elif example_id in found:
             refused.append(Refused(row, example_id, "duplicate", f"{example_id} stood before; the first row counts"))
         else:
@@ -96,6 +98,11 @@ def select_scores(path: Path, config: SelectConfig, rng: np.random.Generator) ->
     notices: list[str] = []
     chosen = choose(config, pool, rng, notices.append)
     return PlainSelection(chosen.table, tuple(refused), tuple(notices))
+
+
+def writable(text: str) -> bool:
+    """Return whether text can be written as UTF-8: JSON can hold half of a character."""
+    return not any(0xD800 <= ord(sign) < 0xE000 for sign in text)
 
 
 def _score(value: Any) -> tuple[float | None, str]:
@@ -145,7 +152,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | Refused]]:
                 continue
             try:
                 value = json.loads(raw.decode("utf-8-sig"))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 yield number, Refused(number, None, "bad_json", f"line {number}: {error}")
                 continue
             if isinstance(value, dict):

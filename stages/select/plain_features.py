@@ -18,9 +18,11 @@ from data_contracts.config import SelectConfig
 from data_contracts.errors import InputError
 from stages.select.choose import choose
 from stages.select.features import Features
-from stages.select.plain import ID_NAMES, PlainSelection, Refused, json_lines
+from stages.select.plain import ID_NAMES, PlainSelection, Refused, json_lines, writable
 from stages.select.selector import Candidates
 
+LARGEST = 1e12
+"""Beyond it, sums of squares over a file would leave the range of float32."""
 VECTOR_NAMES = ("embedding", "vector", "vec", "feature")
 
 
@@ -38,6 +40,8 @@ def select_embeddings(path: Path, config: SelectConfig, rng: np.random.Generator
         vector = next((values[key] for key in VECTOR_NAMES if key in values), None)
         if name is None:
             refused.append(Refused(row, None, "no_id", f"it has none of the fields {', '.join(ID_NAMES)}"))
+        elif not writable(name):
+            refused.append(Refused(row, None, "no_id", f"its id {name!r} holds half a character"))
         elif name in found:
             refused.append(Refused(row, name, "duplicate", f"{name} stood before; the first row counts"))
         elif (detail := _fault(vector, found)) is not None:
@@ -66,8 +70,11 @@ def select_similarities(path: Path, config: SelectConfig, rng: np.random.Generat
     """Choose from a square CSV of similarities. Raises `InputError` naming row and column of what is none."""
     if not path.is_file():
         raise InputError("a CSV of similarities", f"{path.name} is not there", "give its path")
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        rows = [row for row in csv.reader(stream) if row]
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            rows = [row for row in csv.reader(stream) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError("a CSV of similarities in UTF-8", f"{path.name}: {error}", "write it anew") from error
     columns = rows[0][1:] if rows else []
     names = [row[0] for row in rows[1:]]
     if not names or names != columns or len(set(names)) != len(names):
@@ -78,9 +85,12 @@ def select_similarities(path: Path, config: SelectConfig, rng: np.random.Generat
         )
     similarity_NN = np.empty((len(names), len(names)), dtype=np.float32)
     for at, row in enumerate(rows[1:]):
+        if len(row) != len(names) + 1:
+            raise InputError(
+                f"{len(names)} similarities a row", f"row {at + 2} of {path.name} has {len(row) - 1}", "mend that row"
+            )
         for other in range(len(names)):
-            text = row[other + 1] if other + 1 < len(row) else ""
-            similarity_NN[at, other] = _number(text, f"row {at + 2}, column {columns[other]} of {path.name}")
+            similarity_NN[at, other] = _number(row[other + 1], f"row {at + 2}, column {columns[other]} of {path.name}")
     order = np.array(sorted(range(len(names)), key=names.__getitem__))
     candidate_first = np.ascontiguousarray(similarity_NN[np.ix_(order, order)].T)
     return _chosen([names[at] for at in order], config, rng, [], path, similarity=candidate_first)
@@ -109,12 +119,11 @@ def _fault(vector: Any, found: dict[str, np.ndarray]) -> str | None:
         return f"it has no list of numbers under any of {', '.join(VECTOR_NAMES)}"
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in vector):
         return "its vector holds something that is no number"
-    with np.errstate(over="ignore"):
-        numbers = np.array(vector, dtype=np.float64).astype(np.float32)
-    if not np.isfinite(numbers).all():
-        return f"number {int(np.flatnonzero(~np.isfinite(numbers))[0]) + 1} of its vector is {numbers.tolist()}"[:120]
-    first = next(iter(found.values()), numbers)
-    return None if len(first) == len(numbers) else f"its vector has {len(numbers)} numbers, the first had {len(first)}"
+    for place, value in enumerate(vector, start=1):
+        if not -LARGEST <= value <= LARGEST:  # not a number, too
+            return f"number {place} of its vector is {str(value)[:40]}, beyond ± {LARGEST:g}"
+    first = len(next(iter(found.values()), vector))
+    return None if first == len(vector) else f"its vector has {len(vector)} numbers, the first had {first}"
 
 
 def _number(text: str, place: str) -> float:
@@ -122,6 +131,8 @@ def _number(text: str, place: str) -> float:
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not np.isfinite(value) or value < 0:
-        raise InputError("similarities that are numbers of at least 0", f"{place} is {text!r}", "mend that value")
+    if not 0 <= value <= LARGEST or "_" in text:
+        raise InputError(
+            f"similarities that are numbers from 0 to {LARGEST:g}", f"{place} is {text[:40]!r}", "mend that value"
+        )
     return value

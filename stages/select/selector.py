@@ -44,6 +44,8 @@ class Candidates:
     def usable(self, reads: frozenset[str]) -> np.ndarray:
         """Return the row numbers that have what is read, ascending."""
         rows = self.scorable if reads & {"scores", "groups"} else np.arange(len(self))
+        if "groups" in reads and self.column_NJ is not None:  # a row that a coverage left out has none
+            rows = rows[np.isfinite(self.column_NJ[rows]).all(axis=1)]
         if "features" not in reads or self.similarity_NN is not None:
             return rows
         return np.intersect1d(rows, self.features.rows_F, assume_unique=True) if self.features else rows[:0]

@@ -17,6 +17,7 @@ from stages.select.selector import Candidates, Choice
 
 def nearness(feature_BK: np.ndarray) -> np.ndarray:
     """Return d_max − distance of every pair, (B, B) float32."""
+    feature_BK = feature_BK - feature_BK.mean(axis=0, dtype=np.float64)  # distances stay, and do not cancel
     square_B = np.einsum("bk,bk->b", feature_BK, feature_BK, dtype=np.float64)
     near_BB = (feature_BK @ feature_BK.T).astype(np.float32)
     near_BB *= -2.0

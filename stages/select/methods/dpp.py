@@ -10,12 +10,15 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from data_contracts.errors import ConfigError
+from data_contracts.errors import ConfigError, InputError
 from stages.coreset.similarity import unit_rows
 from stages.coreset.spread import dpp_map
 from stages.select.coreset import FeatureSelector, wanted
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice
+
+LOWEST = 300.0
+"""Beyond this much below the best, quality counts as equal: its square would not be a number above 0."""
 
 
 class Dpp(FeatureSelector):
@@ -31,9 +34,14 @@ class Dpp(FeatureSelector):
             if pool.score_N is None:
                 raise ConfigError("`strength` above 0 is given scores", "there are none", "score the pool first")
             rows = rows[np.isfinite(pool.score_N[rows])]
+            if not len(rows):
+                raise InputError(
+                    "at least one row with a feature and a score", "there is none", "look at the quarantine"
+                )
             score_B = pool.score_N[rows].astype(np.float64)
             spread = float(score_B.std()) or 1.0
-            quality_B = np.exp(self.strength * (score_B - score_B.max()) / spread / 2)
+            lower_B = self.strength * (score_B.max() - score_B) / spread / 2
+            quality_B = np.exp(-np.minimum(lower_B, LOWEST))
         asked = wanted(quota, pool, rows)
         order, gain = dpp_map(unit_rows(self.matrix(pool, rows)), quality_B, asked)
         chosen = quota.fill(rows[order], pool.lengths_N)

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from stages.coreset.greedy import lazy_greedy
 from stages.coreset.objectives import DenseFacilityLocation, SparseFacilityLocation
-from stages.coreset.similarity import footprint, nearest_cosine, unit_rows
+from stages.coreset.similarity import fits_dense, nearest_cosine, unit_rows
 from stages.select.coreset import FeatureSelector, wanted
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice
@@ -29,7 +29,7 @@ class FacilityLocation(FeatureSelector):
     def select(self, pool: Candidates, quota: Quota, rng: np.random.Generator) -> Choice:
         """Return the rows by falling gain: how much nearer the pool came to the set with each."""
         rows = self.rows(pool)
-        if pool.features is not None and footprint(len(rows), pool.features.dimensions, self.neighbours).sparse:
+        if pool.similarity_NN is None and not fits_dense(len(rows)):
             near = nearest_cosine(unit_rows(self.matrix(pool, rows)), self.neighbours)
             order, gain = lazy_greedy(SparseFacilityLocation(near), wanted(quota, pool, rows))
         else:

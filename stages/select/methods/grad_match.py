@@ -33,11 +33,13 @@ class GradMatch(FeatureSelector):
             )
         asked = wanted(quota, pool, rows)
         scale = float(np.square(feature_BK).sum(axis=1).mean())
-        order, weight_S, error_S = matching_pursuit(
-            feature_BK, mean_K, asked, ridge=self.ridge * scale / len(rows), tolerance=self.tolerance
-        )
+        settings = {"ridge": self.ridge * scale / len(rows), "tolerance": self.tolerance}
+        order, weight_S, error_S = matching_pursuit(feature_BK, mean_K, asked, **settings)
         chosen = quota.fill(rows[order], pool.lengths_N)
-        weight_S, before_S = weight_S[: len(chosen)], np.concatenate([[1.0], error_S])[: len(chosen)]
+        if len(chosen) < len(order):  # tokens ended before: the same rows up to there, with weights of their own
+            _, weight_S, error_S = matching_pursuit(feature_BK, mean_K, len(chosen), **settings)
+            asked = len(chosen)
+        before_S = np.concatenate([[1.0], error_S])[: len(chosen)]
         kept = weight_S > 0
         return Choice(
             chosen[kept],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
+from data_contracts.errors import ConfigError
 from stages.coreset.greedy import lazy_greedy
 from stages.coreset.objectives import GraphCut as Objective
 from stages.select.coreset import FeatureSelector, wanted
@@ -24,6 +25,13 @@ class GraphCut(FeatureSelector):
     def select(self, pool: Candidates, quota: Quota, rng: np.random.Generator) -> Choice:
         """Return the rows by falling gain. Raises `BudgetError` for a pool too large to compare all pairs."""
         rows = self.rows(pool)
-        order, gain = lazy_greedy(Objective(self.similarity(pool, rows), self.trade), wanted(quota, pool, rows))
+        similarity_BB = self.similarity(pool, rows)
+        if not np.allclose(similarity_BB, similarity_BB.T):
+            raise ConfigError(
+                "graph_cut compares rows both ways alike",
+                "the similarities given are not symmetric",
+                "give symmetric ones, or use `facility_location`",
+            )
+        order, gain = lazy_greedy(Objective(similarity_BB, self.trade), wanted(quota, pool, rows))
         chosen = quota.fill(rows[order], pool.lengths_N)
         return Choice(chosen, gain=gain[: len(chosen)], reason="near to the pool, unlike those before it: gain {gain}")

@@ -7,7 +7,7 @@ import pytest
 
 from stages.coreset.greedy import lazy_greedy
 from stages.coreset.objectives import DenseFacilityLocation, SparseFacilityLocation
-from stages.coreset.similarity import dense_cosine, footprint, nearest_cosine, unit_rows
+from stages.coreset.similarity import dense_cosine, fits_dense, nearest_cosine, unit_rows
 
 
 def test_a_row_of_zeros_is_like_nothing_and_tiny_and_huge_rows_keep_their_direction() -> None:
@@ -52,8 +52,6 @@ def test_few_neighbours_reach_nearly_the_dense_objective() -> None:
     assert dense[rows].max(axis=0).sum() >= 0.97 * gains.sum()
 
 
-def test_many_rows_are_held_as_neighbours_and_never_as_a_square() -> None:
-    assert not footprint(5_000, 64, 64).sparse
-    large = footprint(1_000_000, 64, 64)
-    assert large.sparse
-    assert large.peak_bytes < 4 * 1_000_000 * 1_000_000 / 1000
+def test_all_pairs_are_held_of_few_rows_alone() -> None:
+    assert fits_dense(11_585)
+    assert not fits_dense(11_586)

@@ -12,12 +12,17 @@ from scipy.stats import rankdata, spearmanr
 
 from data_contracts.arrow import TABLE_FILE
 from data_contracts.canonical import file_sha256
+from data_contracts.config import ScoreConfig
 from data_contracts.errors import ConfigError
 from data_contracts.method import names
 from stages.score.cover import Coverage
 from stages.score.coverage.cascade import below
 from stages.score.glance import WHOLE, Glance, first_answers, widest
+from stages.score.methods.influence import Influence
+from stages.score.passes import ScorePass
 from stages.score.previous import brought
+from stages.score.scorer import Scorer
+from stages.score.stage import STAGE, ScoreSlice
 from stages.stage import Artifact
 from tests.local_work import LocalWork
 from tests.stages.gradients.small_models import VOCABULARY, rows_of
@@ -124,6 +129,39 @@ def test_the_scorers_that_a_coverage_names_enter_the_stages_version() -> None:
     filters = [{"method": "bm25", "keep": 0.4}, {"method": "el2n", "keep": 0.5}]
     config = ScoreSlice(seed=0, score=ScoreConfig(coverage={"method": "cascade", "filters": filters}))
     assert {name for _, name in STAGE.methods(config)} == {"influence", "cascade", "bm25", "el2n"}
+
+
+@pytest.mark.parametrize(("coverage", "scorer"), [("cascade", "bm25"), ("speculative", "el2n")])
+def test_a_scorer_that_a_coverage_names_by_default_enters_the_stages_version_too(coverage: str, scorer: str) -> None:
+    config = ScoreSlice(seed=0, score=ScoreConfig(coverage={"method": coverage}))
+    assert (Scorer, scorer) in list(STAGE.methods(config))
+
+
+def test_a_late_pass_whose_few_rows_all_fail_quarantines_them(
+    drifted: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The method has scored rows before: it is not broken, these rows are."""
+    score, seen = Influence.score, set()
+
+    def fails(self: Influence, block: Any, state: Any) -> np.ndarray:
+        if verifying and seen:
+            raise RuntimeError("poisoned")
+        seen.update(block.example_ids)
+        return score(self, block, state)
+
+    verifying: list[bool] = []
+    made = ScorePass.complete
+
+    def complete(self: ScorePass, *given: Any, **named: Any) -> ScorePass:
+        verifying[:] = [True] if "verify" in str(self._folder.place) else []
+        return made(self, *given, **named)
+
+    monkeypatch.setattr(Influence, "score", fails)
+    monkeypatch.setattr(ScorePass, "complete", complete)
+    work, _ = drifted.score("late", **{**INFLUENCE, "coverage": PREDICT})
+    reasons = {row["reason"] for row in work.rows("quarantine")}
+    assert reasons == {"score_failed"}
+    assert len(work.rows("scores")) == 90
 
 
 # momentum

@@ -94,8 +94,21 @@ def test_less_weighs_checkpoints_by_their_learning_rates(tmp_path: Path) -> None
     expected = 0.75 * explicit_less(setting, first, every) + 0.25 * explicit_less(setting, last, every)
     np.testing.assert_allclose(found, expected, atol=0.01)
     assert work.rows("features")[0]["dimensions"] == 2 * WIDE
-    with pytest.raises(ArtifactError, match="at most one input `checkpoint`"):
-        setting.score("one", scorer={"method": "perplexity"})
+    with_both, _ = setting.score("both", scorer={"method": "perplexity"})
+    setting.inputs["checkpoint"] = last
+    with_last, _ = setting.score("last", scorer={"method": "perplexity"})
+    assert with_both.rows("scores") == with_last.rows("scores"), "who reads one checkpoint reads the last"
+
+
+def test_features_of_a_stretch_without_a_computed_row_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.score.output.STRETCH", 4)
+    setting = make_setting(tmp_path, checkpoint=True)
+    cascade = {"method": "cascade", "filters": [{"method": "length", "keep": 0.1}]}
+    scorer = {"method": "less", "dimensions": 64, "store_bits": 8}
+    work, _ = setting.score("few", scorer=scorer, coverage=cascade)
+    exact = [row["example_id"] for row in work.rows("scores") if row["exact"]]
+    assert [row["example_id"] for row in work.rows("features")] == exact
+    assert 0 < len(exact) < 4
 
 
 def test_less_without_moments_is_refused(tmp_path: Path) -> None:

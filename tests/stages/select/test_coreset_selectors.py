@@ -15,6 +15,8 @@ from stages.gradients.quantised import Quantiser
 from stages.select import coreset
 from stages.select.methods.bids import balanced
 from stages.select.methods.craig import nearness
+from stages.select.methods.semdedup import first_of_their_kind
+from stages.select.plain_features import select_embeddings, select_similarities
 from stages.select.stage import STAGE, SelectSlice
 from stages.stage import Artifact
 from tests.local_work import LocalWork, inputs_of, work_for
@@ -202,3 +204,93 @@ def test_a_dpp_says_why_it_stops(tmp_path: Path) -> None:
     rows, work = pool.select("dpp", selector={"method": "dpp"}, count=40)
     assert len(rows) <= WIDTH
     assert "probability zero" in work.notices[0]
+
+
+def test_repetitions_are_found_however_many_there_are() -> None:
+    rng = np.random.default_rng(0)
+    one = similarity.unit_rows(np.ones(WIDTH) + 0.1 * rng.normal(size=(400, WIDTH)))
+    assert (one @ one.T).min() > 0.9
+    assert first_of_their_kind(one, 0.9).tolist() == [True] + [False] * 399
+    unit = similarity.unit_rows(rng.normal(size=(700, 3)))
+    kept = first_of_their_kind(unit, 0.9)
+    for row in range(700):  # the rule, said again
+        earlier = unit[:row][kept[:row]]
+        assert kept[row] == (not len(earlier) or float((earlier @ unit[row]).max()) <= 0.9)
+
+
+def test_graph_cut_refuses_similarities_that_are_not_symmetric(tmp_path: Path) -> None:
+    file = tmp_path / "asym.csv"
+    file.write_text("id,a,b\na,1,0\nb,5,1\n")
+    with pytest.raises(ConfigError, match="not symmetric"):
+        select_similarities(file, SelectConfig(count=1, selector={"method": "graph_cut"}), np.random.default_rng(0))
+
+
+def test_a_row_without_a_score_for_each_group_is_not_balanced(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    work = LocalWork(tmp_path / "cascade", {"t": "scores"})
+    columns = [row.tolist() if place < 20 else [] for place, row in enumerate(pool.column)]
+    values = {"score": pool.column.mean(axis=1).tolist(), "group_scores": columns, "loss": [None] * ROWS}
+    lengths = {"n_tokens": [1] * ROWS, "n_answer_tokens": [1] * ROWS, "exact": [place < 20 for place in range(ROWS)]}
+    work.table("t", {"example_id": pool.ids, "source": ["s"] * ROWS, **values, **lengths})
+    pool.inputs["scores"] = work.artifact("t")
+    rows, _ = pool.select("bids", selector={"method": "bids"}, count=30)
+    assert sorted(row["example_id"] for row in rows) == pool.ids[:20]
+
+
+def test_a_dpp_with_one_far_score_goes_on(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    column = pool.column.copy()
+    column[7] = 1e6
+    pool.inputs["scores"] = scored_table(tmp_path / "far", pool.ids, column)
+    rows, _ = pool.select("dpp", selector={"method": "dpp", "strength": 40.0}, count=10)
+    assert len(rows) == 10
+    assert rows[0]["example_id"] == "r007"
+
+
+def test_weights_under_a_token_quota_are_those_of_the_rows_taken(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    settings = {"method": "grad_match", "ridge": 0.0}
+    by_count, _ = pool.select("count", selector=settings, count=3)
+    tokens = sum(10 + pool.ids.index(row["example_id"]) % 7 for row in by_count)
+    by_tokens, _ = pool.select("tokens", selector=settings, tokens=tokens)
+    assert [(row["example_id"], row["weight"]) for row in by_tokens] == [
+        (row["example_id"], row["weight"]) for row in by_count
+    ]
+
+
+def test_distances_do_not_cancel_far_from_the_origin() -> None:
+    near = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    np.testing.assert_allclose(nearness(near + 1000), nearness(near), atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ('{"id": "a", "vec": [1e30, 0]}', "beyond"),
+        ('{"id": "a", "vec": [' + "9" * 400 + ", 0]}", "beyond"),
+        ('{"id": "\\ud800", "vec": [1, 0]}', "half a character"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+def test_what_is_no_vector_is_listed_and_the_others_are_chosen_from(tmp_path: Path, lines: str, found: str) -> None:
+    file = tmp_path / "e.jsonl"
+    file.write_text(lines + '\n{"id": "good", "vec": [0, 1]}\n')
+    plain = select_embeddings(file, SelectConfig(count=1, selector={"method": "craig"}), np.random.default_rng(0))
+    assert plain.selection.column("example_id").to_pylist() == ["good"]
+    assert found in plain.refused[0].detail.lower()
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"id,a,b\na,1,0,7\nb,0,1\n", "row 2 of s.csv has 3"),
+        (b"id,a\na,1e39\n", "1e39"),
+        (b"id,a\na,1_0\n", "1_0"),
+        (b"id,\xff\n\xff,1\n", "utf-8"),
+    ],
+)
+def test_what_is_no_similarity_is_refused_by_its_place(tmp_path: Path, content: bytes, found: str) -> None:
+    file = tmp_path / "s.csv"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=found):
+        select_similarities(file, SelectConfig(count=1, selector={"method": "k_center"}), np.random.default_rng(0))

@@ -86,7 +86,7 @@ def test_two_workers_of_which_one_is_killed_in_a_shard_give_the_bytes_and_the_co
 def test_a_killed_driver_leaves_no_worker_and_the_next_attempt_finds_its_shards(tmp_path: Path) -> None:
     setting = setting_of(tmp_path)
     folders = json.dumps({name: str(artifact.folder) for name, artifact in setting.inputs.items()})
-    command = [sys.executable, "-m", "tests.stages.score.mortal", str(tmp_path / "part"), folders]
+    command = [sys.executable, "-m", "tests.stages.score.killed", str(tmp_path / "part"), folders]
     driver = subprocess.Popen(command, cwd=ROOT)
     until = time.monotonic() + 120
     while not shards(tmp_path / "part"):

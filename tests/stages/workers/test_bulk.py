@@ -67,7 +67,7 @@ def test_results_come_in_order_a_killed_worker_is_replaced_and_all_end_with_the_
         assert len({worker for _, worker in found}) >= 2
         assert done(hired, "plain")[0][1] in {worker for _, worker in found}  # the same workers, another time
         assert hired.prepared == "ready"
-        assert hired.hired == len(opened(tmp_path)) <= 3
+        assert 2 <= len(opened(tmp_path)) <= hired.hired == 3  # the one hired last may have come too late
     until = time.monotonic() + 30
     while any(psutil.pid_exists(worker) for worker in opened(tmp_path)):
         assert time.monotonic() < until

@@ -87,9 +87,9 @@ def run_cell(folder: Path, model: Path, seed: int) -> dict[str, Any]:
 def main() -> None:
     """Run every cell and print one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="one category and seed, half the rows")
+    parser.add_argument("--quick", action="store_true", help="one category and seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101])
-    parser.add_argument("--rows", type=int, default=None, help="of each of the pool's tasks; default: 12, quick 6")
+    parser.add_argument("--rows", type=int, default=12, help="of each of the pool's tasks")
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--model", type=Path, default=None, help="folder of a model; default: the data's small one")
     parser.add_argument("--work", type=Path, default=None, help="keep the stores here")
@@ -116,7 +116,7 @@ def main() -> None:
     for category in draw_categories(tasks, 3)[: 1 if options.quick else 3]:
         for seed in options.seeds[: 1 if options.quick else None]:
             folder = work / f"{category.replace(' ', '-')}-{seed}"
-            write_cell(folder, tasks, category, seed, options.rows or (6 if options.quick else 12))
+            write_cell(folder, tasks, category, seed, options.rows)
             cell = run_cell(folder, model, seed)
             cells.append(cell)
             names = ("stale_spearman", "spearman", "estimated_spearman", "flops_ratio", "top_recall")

@@ -138,6 +138,9 @@ class ScoreConfig(Frozen):
     groups: Literal["all", "source"] = Field("all", description="One target group, or one a target source.")
     combine: Literal["mean", "max"] = Field("mean", description="How group scores become one.")
     batch_tokens: int = Field(4096, ge=1, description="Tokens a forward+backward.")
+    workers: int = Field(
+        1, ge=1, description="Processes that score by a model: 1 is this one, more run under Ray. Not what comes out."
+    )
 
 
 class SelectConfig(Frozen):

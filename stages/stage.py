@@ -72,6 +72,10 @@ class Inputs:
     def __init__(self, artifacts: Mapping[str, Sequence[Artifact]]) -> None:
         self._artifacts = {name: tuple(items) for name, items in artifacts.items()}
 
+    def names(self) -> tuple[str, ...]:
+        """Return the names under which something was given."""
+        return tuple(name for name, given in self._artifacts.items() if given)
+
     def all(self, name: str) -> tuple[Artifact, ...]:
         """Return every artifact given under `name`, in the order given; empty where there is none."""
         return self._artifacts.get(name, ())

@@ -44,7 +44,8 @@ def score_pool(config: ScoreConfig, inputs: Inputs, work: Work) -> Summary:
     scored = Scored(final_N, written.loss_N, pool.lengths_N, pool.answers_N)
     draw(work.measured("scores", FILE), scored, method.name())
     seconds = time.perf_counter() - began
-    work.charge("score", Cost(flops=pool.flops, tokens=pool.tokens, seconds=seconds, peak_bytes=memory.bytes))
+    peak = max(memory.bytes, pool.peak_bytes)
+    work.charge("score", Cost(flops=pool.flops, tokens=pool.tokens, seconds=seconds, peak_bytes=peak))
     return report(
         method,
         groups=pool.groups,
@@ -57,7 +58,7 @@ def score_pool(config: ScoreConfig, inputs: Inputs, work: Work) -> Summary:
         measured={
             "flops": pool.flops,
             "seconds": round(seconds, 3),
-            "peak_bytes": memory.bytes,
+            "peak_bytes": peak,
             "shards_kept_from_before": pool.found,
             "rows_taken_over": pool.taken,
         },

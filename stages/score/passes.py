@@ -1,13 +1,14 @@
 """One scorer over some rows of the pool: shard by shard, resumable, each row's result kept on disk until the end.
 
 A pass has a name and its rows; its shards lie under that name and are found again by the next attempt. What is done
-with the numbers, and which rows are asked for, is the coverage's business; how a batch is scored is `blocks.py`'s.
+with the numbers, and which rows are asked for, is the coverage's business; how a shard is scored is `fill.py`'s,
+by whom, the pool's.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,96 +17,82 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_contracts.errors import MethodError
-from stages.score.blocks import BlockScorer, Outcome
 from stages.score.features import gathered, rescored
+from stages.score.fill import Filled
 from stages.score.partition import shards
 from stages.score.places import at
-from stages.score.reuse import Earlier
 from stages.score.scorer import Scorer
 from stages.score.shards import Shard, ShardFolder
-from stages.score.supply import BlockMaker, Opened
+from stages.score.supply import Opened
 
 FAILED_ROWS = 32
 """A shard of at least this many rows that all raise, before any was scored, stops the stage: the method is broken."""
 
-COPIED = ("example_id", "source", "n_tokens", "n_answer_tokens")
+Fill = Callable[[Iterable[tuple[int, np.ndarray]]], Iterator[Filled]]
+"""Scores and writes the shards of these (start, rows), and says so of each in their order."""
 
 
 class ScorePass:
     """Some rows of the pool, scored by one method.
 
     Args:
+        lengths_N: tokens that are looked at of each row of the pool.
         rows: ascending places in the pool.
-        maker: makes their blocks.
         folder: where shards go.
         most: padded tokens of a batch.
-        taken: rows of an earlier commit that may be taken over; None: all are scored.
 
     `flops` and `tokens` are what the rows took (in whichever attempt), without preparing the method.
     """
 
     def __init__(
-        self,
-        opened: Opened,
-        maker: BlockMaker,
-        pool: pa.Table,
-        rows: np.ndarray,
-        folder: ShardFolder,
-        most: int,
-        taken: Earlier | None,
+        self, method: Scorer, lengths_N: np.ndarray, pool: pa.Table, rows: np.ndarray, folder: ShardFolder, most: int
     ) -> None:
-        self.method: Scorer = opened.method
-        self.rows, self._pool, self._folder, self._taken = rows, pool, folder, taken
-        self._meter, self._maker = opened.given.meter, maker
-        before = np.concatenate([[0], np.cumsum(maker.lengths_N[rows], dtype=np.int64)])
+        self.method, self.rows, self._pool, self._folder = method, rows, pool, folder
+        before = np.concatenate([[0], np.cumsum(lengths_N[rows], dtype=np.int64)])
         self._ranges = list(shards(pool.column("example_id"), rows, before, most))
         self.seen_tokens = int(before[-1])
         """Of the rows, as far as they are looked at."""
-        self._tokens = before[[stop for _, stop in self._ranges]] - before[[start for start, _ in self._ranges]]
+        self._before = before
         self._gathered: Any = None
-        self.flops = self.tokens = self.found = self.taken = 0
-        self.scored_any = False
+        self.missing = [(start, stop) for start, stop in self._ranges if self._read(start, stop) is None]
+        """Shards that are not there yet."""
+        self.found = len(self._ranges) - len(self.missing)
+        self.flops = self.tokens = self.taken = 0
+        self.scored_any = self.found > 0
         """Whether any row could be scored, or was in an attempt before."""
 
-    def complete(self, scorer: BlockScorer, bar: Any, *, proven: bool = False) -> ScorePass:
+    def complete(self, fill: Fill, bar: Any, *, proven: bool = False) -> ScorePass:
         """Score each shard that is not there yet; of a method that is `proven` all rows may fail."""
-        missing = {start for start, stop in self._ranges if self._read(start, stop) is None}
-        self.found = len(self._ranges) - len(missing)
-        self.scored_any = self.found > 0
-        for (start, stop), tokens in zip(self._ranges, self._tokens.tolist(), strict=True):
-            if start in missing:
-                self.scored_any |= self._score(scorer, start, stop, proven or self.scored_any)
-            bar.advance(float(tokens))
+        missing = dict(self.missing)
+        bar.advance(float(sum(self._tokens(*each) for each in self._ranges if each[0] not in missing)))
+        raised, failure = 0, ""
+        for told in fill((start, self.rows[start:stop]) for start, stop in self.missing):
+            raised, failure = raised + told.raised, failure or told.failure
+            if not told.good and not (proven or self.scored_any) and raised >= min(FAILED_ROWS, len(self.rows)):
+                raise MethodError(
+                    f"scorer {self.method.name()} scores at least one row",
+                    f"all of the first {told.rows} failed, such as {failure}",
+                    "mend the method, or look at the first row's quarantine entry",
+                )
+            if not told.good:
+                self._folder.keep(told.start)
+            self.scored_any |= told.good > 0
+            bar.advance(float(self._tokens(told.start, missing[told.start])))
         for shard in self._all():
             self.flops += shard.flops
             self.tokens += shard.tokens
             self.taken += shard.taken
-        if self.method.second_pass:
-            before = self._meter.flops
-            self._gathered = gathered(self.method, (shard.table for shard in self._all()), scorer.state)
-            self.flops += self._meter.flops - before
         return self
 
-    def _score(self, scorer: BlockScorer, start: int, stop: int, scored_any: bool) -> bool:
-        """Score one shard and return whether any row of it could be scored."""
-        meter, taken = self._meter, 0
-        flops, tokens = meter.flops, meter.tokens
-        outcomes: dict[int, Outcome] = {}
-        for batch in self._maker.batches(self.rows[start:stop]):
-            earlier = self._taken.take(batch) if self._taken is not None else None
-            taken += len(earlier) if earlier is not None else 0
-            outcomes.update(zip(batch, earlier or scorer.score(batch), strict=True))
-        found = [outcomes[row] for row in self.rows[start:stop].tolist()]
-        good = sum(not outcome.reason for outcome in found)
-        if not good and not scored_any and len(scorer.failures) >= min(FAILED_ROWS, len(self.rows)):
-            raise MethodError(
-                f"scorer {self.method.name()} scores at least one row",
-                f"all of the first {len(found)} failed, such as {scorer.failures[0]}",
-                "mend the method, or look at the first row's quarantine entry",
-            )
-        part = at(self._pool.select(COPIED), self.rows[start:stop])
-        self._folder.write(start, part, found, flops=meter.flops - flops, tokens=meter.tokens - tokens, taken=taken)
-        return good > 0
+    def gather(self, opened: Opened) -> None:
+        """Make of all rows' features what the second pass needs, for a method that has one."""
+        meter = opened.given.meter
+        before = meter.flops
+        self._gathered = gathered(self.method, (shard.table for shard in self._all()), opened.state)
+        self.flops += meter.flops - before
+
+    def _tokens(self, start: int, stop: int) -> int:
+        return int(self._before[stop] - self._before[start])
 
     def _read(self, start: int, stop: int) -> Shard | None:
         if not self._folder.holds(start):

@@ -1,7 +1,8 @@
 """The pool as a coverage sees it: passes of a scorer over some rows, earlier rounds, random numbers.
 
-One method is open at a time (its model is the largest thing in memory); opening it again prepares it again, so what
-preparing costs is the same in every attempt. Held: a few numbers a row of the pool.
+One method is open at a time (its model is the largest thing in memory), here or on workers; opening it again prepares
+it again, so what preparing costs is the same in every attempt. Every worker prepares the method for itself, and each is
+charged. Held: a few numbers a row of the pool.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ import numpy as np
 
 from data_contracts.config import ScoreConfig
 from data_contracts.errors import InputError
-from stages.score.blocks import BlockScorer
+from stages.score.fill import Filler
 from stages.score.glance import Glance, first_answers, widest
+from stages.score.hand import ENTRY, Hands, Job, Prepared
 from stages.score.passes import ScorePass
 from stages.score.previous import Scoring, newest_first
-from stages.score.reuse import earlier_commit
+from stages.score.reuse import earlier_commit, taken_over
 from stages.score.scorer import Scorer
 from stages.score.shards import ShardFolder
-from stages.score.supply import BlockMaker, Opened, open_scorer
+from stages.score.supply import BlockMaker, Opened, device_of_models, lengths_seen, open_scorer
 from stages.stage import Inputs, Work
 
 
 class ScoredPool:
     """A `Pool` over the stage's inputs. Use inside `resources`, which closes what is open.
 
-    `flops` and `tokens` are what was spent on all passes so far, `passes` those of whole rows, in the order made.
+    `flops` and `tokens` are what was spent on all passes so far, `passes` those of whole rows, in the order made,
+    `peak_bytes` the most memory of one worker, where there were several.
     """
 
     def __init__(self, config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, resources: ExitStack) -> None:
@@ -40,9 +43,10 @@ class ScoredPool:
         self.passes: list[ScorePass] = []
         self.groups: tuple[str, ...] = ()
         self.facts: dict[str, Any] = {}
-        self.flops = self.tokens = self.found = self.taken = 0
+        self.flops = self.tokens = self.found = self.taken = self.peak_bytes = 0
         self._config, self._inputs, self._work, self._resources = config, inputs, work, resources
         self._opened: Opened | None = None
+        self._hands: tuple[Scorer, Hands] | None = None
         self._open = resources.enter_context(ExitStack())
 
     def notice(self, text: str) -> None:
@@ -56,18 +60,28 @@ class ScoredPool:
         self, name: str, rows: np.ndarray | None = None, *, method: Scorer | None = None, glance: Glance | None = None
     ) -> ScorePass:
         """Score rows and return the pass; see `Pool`."""
-        opened = self._opening(method or self.method)
-        whole = rows is None
+        method, whole = method or self.method, rows is None
         rows = np.arange(len(self)) if rows is None else rows
         folder = ShardFolder(self._work.folder / "shards" / name, self._config.combine)
-        maker = opened.maker if glance is None else BlockMaker(opened.method, opened.given, self.table, glance)
-        taken = earlier_commit(self._work, opened, self._config, self.table) if whole and glance is None else None
-        made = ScorePass(opened, maker, self.table, rows, folder, self._config.batch_tokens, taken)
-        scorer = BlockScorer(opened.method, opened.state, maker.block, maker.settle, self._config.combine)
+        lengths_N = lengths_seen(method, self.table, glance)
+        made = ScorePass(method, lengths_N, self.table, rows, folder, self._config.batch_tokens)
+        earlier = earlier_commit(self._work, method) if whole and glance is None else None
         shown = "score" if name == "full" else f"score: {name}"
         with self._work.progress(shown, float(made.seen_tokens), "tokens") as bar:
-            proven = any(earlier.scored_any for earlier in self.passes if earlier.method is made.method)
-            made.complete(scorer, bar, proven=proven)
+            proven = any(before.scored_any for before in self.passes if before.method is method)
+            if made.missing and self._config.workers > 1 and "model" in method.reads:
+                hands = self._hired(method)
+                made.complete(lambda missing: hands.fill(name, folder, glance, earlier, missing), bar, proven=proven)
+                self._charge(method, *hands.prepared())
+                self.peak_bytes = max(self.peak_bytes, hands.peak_bytes)
+            else:
+                opened = self._opening(method)
+                maker = opened.maker if glance is None else BlockMaker(method, opened.given, self.table, glance)
+                taken = taken_over(earlier, self.table, self._config.batch_tokens)
+                filler = Filler(opened, maker, self.table, folder, taken)
+                made.complete(lambda missing: (filler.fill(*shard) for shard in missing), bar, proven=proven)
+        if method.second_pass:
+            made.gather(self._opening(method))
         self.flops, self.tokens = self.flops + made.flops, self.tokens + made.tokens
         self.found, self.taken = self.found + made.found, self.taken + made.taken
         if glance is None:
@@ -75,17 +89,38 @@ class ScoredPool:
         return made
 
     def _opening(self, method: Scorer) -> Opened:
-        """Return the method prepared; what was open before is closed first."""
+        """Return the method prepared here; what was open before is closed first."""
         if self._opened is None or self._opened.method is not method:
-            self._open.close()
-            self._opened = None
-            self._opened = open_scorer(self._config, method, self._inputs, self._work, self.table, self._open)
-            given = self._opened.given
-            self.flops, self.tokens = self.flops + given.meter.flops, self.tokens + given.meter.tokens
-            self.facts |= given.facts
-            if method is self.method and method.grouped:
-                self.groups = given.groups
+            self._close()
+            opened = open_scorer(self._config, method, self._inputs, self._work, self.table, self._open)
+            self._opened, given = opened, opened.given
+            self._charge(method, Prepared.of(given), 1)
         return self._opened
+
+    def _hired(self, method: Scorer) -> Hands:
+        """Return workers that prepare the method, or have; what was open before is closed first."""
+        from stages.workers.bulk import crew
+
+        if self._hands is None or self._hands[0] is not method:
+            self._close()
+            job = Job.of(self._config, method, self._inputs, self._work)
+            workers, threads, device = self._config.workers, job["threads"], device_of_models()
+            started = crew(ENTRY, job, workers=workers, threads=threads, device=device, folder=self._work.folder)
+            self._hands = method, Hands(self._open.enter_context(started))
+        return self._hands[1]
+
+    def _close(self) -> None:
+        self._open.close()
+        self._opened = self._hands = None
+
+    def _charge(self, method: Scorer, prepared: Prepared, times: int) -> None:
+        """Take in what preparing cost, each of so many times, and found."""
+        self.flops, self.tokens = self.flops + times * prepared.flops, self.tokens + times * prepared.tokens
+        self.facts |= prepared.facts
+        for text in prepared.notices:
+            self.notice(text)
+        if method is self.method and method.grouped:
+            self.groups = prepared.groups
 
     def previous(self) -> Iterator[Scoring]:
         """Yield the earlier rounds' scores in the order of the pool's rows, newest first."""

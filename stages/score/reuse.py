@@ -11,33 +11,40 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from data_contracts.config import ScoreConfig
+from data_contracts.arrow import TABLE_FILE, read_table
 from stages.score.blocks import Outcome
 from stages.score.partition import batches, shards
-from stages.score.supply import Opened
+from stages.score.scorer import Scorer
 from stages.stage import Work
 
 if TYPE_CHECKING:
     from stages.model.batch import TokenTable
 
 
-def earlier_commit(work: Work, opened: Opened, config: ScoreConfig, pool: pa.Table) -> Earlier | None:
-    """Return what may be taken over into a pass over the whole of `pool`, or None."""
-    method = opened.method
+def earlier_commit(work: Work, method: Scorer) -> tuple[Path, Path] | None:
+    """Return the tables (tokens, scores) of which a pass over the whole pool may take rows over, or None."""
     if "model" not in method.reads or not method.pointwise() or method.second_pass or method.keeps_features:
         return None
     found = work.earlier()
     if found is None:
         return None
+    return found.one("pool_tokens").folder / TABLE_FILE, found.one("scores").folder / TABLE_FILE
+
+
+def taken_over(tables: tuple[Path, Path] | None, pool: pa.Table, most: int) -> Earlier | None:
+    """Open the tables that `earlier_commit` found, for batches of `most` padded tokens of `pool`."""
+    if tables is None:
+        return None
     from stages.model.batch import TokenTable
 
-    tokens, scores = found.one("pool_tokens").table(), found.one("scores").table()
-    return Earlier(TokenTable(pool), TokenTable(tokens), scores, config.batch_tokens)
+    tokens, scores = map(read_table, tables)
+    return Earlier(TokenTable(pool), TokenTable(tokens), scores, most)
 
 
 class Earlier:

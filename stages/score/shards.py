@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +57,7 @@ class ShardFolder:
     def write(
         self, start: int, part: pa.Table, outcomes: Sequence[Outcome], *, flops: int, tokens: int, taken: int
     ) -> None:
-        """Write one shard's results, whole or not at all.
+        """Write one shard's results, whole or not at all; they are not there before `keep`.
 
         Args:
             part: example_id, source, n_tokens and n_answer_tokens of the shard's rows.
@@ -76,11 +77,16 @@ class ShardFolder:
             "detail": [outcome.detail for outcome in outcomes],
             **{name: [getattr(outcome.feature, name, None) for outcome in outcomes] for name in FEATURE},
         }
-        path = self._path(start)
-        unfinished = path.with_suffix(".unfinished")
+        path = self._path(start).with_suffix(".written")
+        unfinished = path.with_suffix(f".{uuid4().hex}.unfinished")  # a worker given up for lost may write it too
         spent = {"flops": str(flops), "tokens": str(tokens), "taken": str(taken)}
         write_table(unfinished, SCHEMA.with_metadata(spent), table)
         os.replace(unfinished, path)
+
+    def keep(self, start: int) -> None:
+        """Let the shard that was written count from now on, for the next attempt too."""
+        path = self._path(start)
+        os.replace(path.with_suffix(".written"), path)
 
     def holds(self, start: int) -> bool:
         """Return whether there is a shard from `start`, whatever is in it."""

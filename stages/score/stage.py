@@ -8,6 +8,7 @@ reads tokens or a model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from data_contracts.config import ScoreConfig
@@ -66,6 +67,10 @@ class Score(Stage[ScoreSlice]):
             found.append((family, name))
         return found
 
+    def external(self, config: ScoreSlice, root: Path) -> dict[str, Any]:
+        """Return the slice without what changes only how it is done."""
+        return _what(config)
+
     def kin(self, config: ScoreSlice, inputs: Inputs) -> Any:
         """Return what decides a row's numbers besides the row, where the coverage computes all rows in one pass."""
         scorer, coverage = (str(settings.get("method")) for settings in (config.score.scorer, config.score.coverage))
@@ -76,7 +81,7 @@ class Score(Stage[ScoreSlice]):
             name: [artifact.ref.digest for artifact in inputs.all(name)] for name in sorted(set(self.takes) - ROWS)
         }
         return {
-            "config": config.model_dump(mode="json"),
+            "config": _what(config),
             "precision": plan.record(Plan).precision if plan else None,
             "inputs": given,
             "regime": find(Scorer, scorer).regime(inputs.one("pool_tokens").ref.rows),
@@ -93,6 +98,11 @@ def _whole(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a coverage's settings with the defaults of those not given: a scorer may be named by default."""
     fields = find(Coverage, str(settings.get("method"))).model_fields
     return {name: field.get_default(call_default_factory=True) for name, field in fields.items()} | dict(settings)
+
+
+def _what(config: ScoreSlice) -> dict[str, Any]:
+    """Return the configuration but for the number of workers, which changes no byte of what comes out."""
+    return config.model_dump(mode="json", exclude={"score": {"workers"}})
 
 
 def _inside(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from stages.score.partition import batches
 from stages.score.places import at
 from stages.score.scorer import Block, Given, Meter, Scorer
 from stages.score.texts import text_of
-from stages.stage import Artifact, Inputs, Work
+from stages.stage import Artifact, Inputs
 
 if TYPE_CHECKING:
     from stages.model.batch import TokenBatch
@@ -53,6 +53,14 @@ class FlopMeter(Meter):
         self.tokens += batch.tokens
 
 
+class Told(Protocol):
+    """What supplying needs of a stage's `Work`."""
+
+    def seed(self, *names: str | int) -> int: ...
+
+    def notice(self, text: str) -> None: ...
+
+
 @dataclass(frozen=True)
 class Opened:
     """A prepared method: what it was given, what its `prepare` returned, and what makes its blocks."""
@@ -64,14 +72,14 @@ class Opened:
 
 
 def open_scorer(
-    config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, pool: pa.Table, resources: ExitStack
+    config: ScoreConfig, method: Scorer, inputs: Inputs, work: Told, pool: pa.Table, resources: ExitStack
 ) -> Opened:
     """Supply and prepare a method; `resources` closes it."""
     given = supply(config, method, inputs, work, resources)
     return Opened(method, given, method.prepare(given), BlockMaker(method, given, pool))
 
 
-def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, resources: ExitStack) -> Given:
+def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Told, resources: ExitStack) -> Given:
     """Gather what `method` reads.
 
     Raises `ArtifactError` for a checkpoint of another base, `ModelError` where the model cannot be loaded.
@@ -86,7 +94,7 @@ def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Work, reso
     given: dict[str, Any] = {"meter": Meter()}
     if "model" in method.reads:
         plan = inputs.maybe("plan")
-        device = _device()
+        device = device_of_models()
         several = "checkpoints" in method.reads
         wanted = inputs.all("checkpoint") if several else inputs.all("checkpoint")[-1:]
         loaded = [_trained(read_pin(inputs.one("base")), checkpoint, device) for checkpoint in wanted or (None,)]
@@ -131,7 +139,8 @@ def _groups(config: ScoreConfig, sources: pa.ChunkedArray) -> tuple[tuple[str, .
     return tuple(names[index] for index in order), tuple(np.flatnonzero(code_N == index) for index in order)
 
 
-def _device() -> str:
+def device_of_models() -> str:
+    """Return where models are put: "cuda" where there is one, else "cpu"."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -160,6 +169,14 @@ def _autocast(plan: Plan | None) -> Any:
     return torch.bfloat16
 
 
+def lengths_seen(method: Scorer, pool: pa.Table, glance: Glance | None) -> np.ndarray:
+    """Return how many tokens of each row of the pool the method looks at."""
+    lengths_N: np.ndarray = pool.column("n_tokens").to_numpy()
+    if glance is None or not {"tokens", "model"} & method.reads:
+        return lengths_N
+    return glance.lengths(first_answers(pool), lengths_N)
+
+
 class BlockMaker:
     """Makes blocks of pool rows, and says which rows go together.
 
@@ -171,14 +188,12 @@ class BlockMaker:
         self._method, self._given, self._glance = method, given, glance
         self._ids = pool.column("example_id")
         self._answers_N = pool.column("n_answer_tokens").to_numpy()
-        self.lengths_N: np.ndarray = pool.column("n_tokens").to_numpy()
+        self.lengths_N = lengths_seen(method, pool, glance)
         self._tokens: Any = None
         if {"tokens", "model"} & method.reads:
             from stages.model.batch import TokenTable
 
             self._tokens = TokenTable(pool)
-            if glance is not None:
-                self.lengths_N = glance.lengths(first_answers(pool), self.lengths_N)
 
     def batches(self, rows: np.ndarray) -> Iterator[list[int]]:
         """Yield the rows of each block of a shard: by length where tokens are read, else as they come."""

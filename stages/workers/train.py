@@ -8,41 +8,25 @@ that dies as `TransientError`: running again goes on from the files.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
-import tempfile
 import threading
-import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from data_contracts import errors
 from data_contracts.errors import LazyTrainError, TransientError
-from data_contracts.records import OUTSIDE_FILE, OUTSIDE_PREFIX
-from stages.workers.group import Channel, Group
+from stages.workers.cluster import cluster, cpus_a_worker
+from stages.workers.group import Group
+from stages.workers.telling import error_of, function_of, told_of
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
 
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "RAY_TRAIN_V2_ENABLED": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-"""Whether a node may have others beside it, whatever the name says. Where it may not, Ray's processes know it by
-127.0.0.1 and most of them listen there alone; else every port of a local cluster is open to the network."""
 FAILURE, PROGRESS, MEETING = "failure.json", "progress.json", "meeting"
 POLL_SECONDS = 0.5
-LONGEST_ROOT = 36
-"""Characters of Ray's folder: its socket's path must stay within the 107 that a unix socket may have."""
 
 
 def run_workers(
@@ -61,18 +45,13 @@ def run_workers(
     Raises the rank's own `LazyTrainError`, or `TransientError` where a rank or the cluster was lost.
     """
     if workers == 0:
-        _function(entry)(dict(job), Group(device=device), _Here(progress))
+        function_of(entry)(dict(job), Group(device=device), _Here(progress))
         return
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FAILURE).unlink(missing_ok=True)
     (folder / PROGRESS).unlink(missing_ok=True)
-    with _cluster(workers, device, folder) as alone, _watched(folder / PROGRESS, progress):
+    with cluster(workers, folder) as alone, _watched(folder / PROGRESS, progress):
         _fit(entry, job, workers, device, folder, alone)
-
-
-def _function(entry: str) -> Callable[[dict[str, Any], Group, Channel], None]:
-    module, _, name = entry.partition(":")
-    return getattr(import_module(module), name)
 
 
 class _Here:
@@ -109,16 +88,13 @@ def _rank_main(config: dict[str, Any]) -> None:
 
         device = str(get_device())
     try:
-        _function(config["entry"])(config["job"], Group(rank, context.get_world_size(), device), _Ray(folder, rank))
+        function_of(config["entry"])(config["job"], Group(rank, context.get_world_size(), device), _Ray(folder, rank))
     except LazyTrainError as error:
-        _write(
-            folder / FAILURE,
-            {"kind": type(error).__name__, "parts": [error.promised, error.found, error.remedy]},
-        )
+        _write(folder / FAILURE, told_of(error))
         raise
-    except Exception:
+    except Exception as error:
         if not (folder / FAILURE).is_file():  # the first rank to fail tells why; the others lose their partner
-            _write(folder / FAILURE, {"kind": "", "parts": [traceback.format_exc()]})
+            _write(folder / FAILURE, told_of(error))
         raise
 
 
@@ -140,7 +116,7 @@ def _fit(entry: str, job: Mapping[str, Any], workers: int, device: str, folder: 
         scaling_config=ScalingConfig(
             num_workers=workers,
             use_gpu=device == "cuda",
-            resources_per_worker={"CPU": _cpus_a_rank(ray.nodes(), workers)},
+            resources_per_worker={"CPU": cpus_a_worker(ray.nodes(), workers)},
         ),
         run_config=RunConfig(
             name=f"segment-{uuid.uuid4().hex}",  # a finished run name would return its old result
@@ -156,20 +132,13 @@ def _fit(entry: str, job: Mapping[str, Any], workers: int, device: str, folder: 
         shutil.rmtree(storage, ignore_errors=True)
 
 
-def _cpus_a_rank(nodes: Sequence[Mapping[str, Any]], workers: int) -> int:
-    """Return the CPUs that every rank can have wherever it is put, at least 1; torch uses as many threads."""
-    cpus = [int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]]
-    useful = [count for count in cpus if count > 0]
-    return max(1, min(useful) // math.ceil(workers / len(useful))) if useful else 1
-
-
 def _failure(folder: Path, error: Exception) -> Exception:
     """Return the error that a rank wrote down, else that it was lost."""
     if (folder / FAILURE).is_file():
         told = json.loads((folder / FAILURE).read_text(encoding="utf-8"))
-        kind = getattr(errors, told["kind"], None) if told["kind"] else None
-        if kind is not None:
-            return kind(*told["parts"])
+        known = error_of(told)
+        if known is not None:
+            return known
         if "DistBackendError" not in told["parts"][0] and "Connection" not in told["parts"][0]:
             return RuntimeError(f"a training worker failed:\n{told['parts'][0]}")
     return TransientError(
@@ -177,61 +146,6 @@ def _failure(folder: Path, error: Exception) -> Exception:
         f"a worker or its cluster was lost: {' '.join(str(error).split())[:400] or type(error).__name__}",
         "run again: it goes on from the last snapshot; if memory ran out, plan a smaller micro-batch",
     )
-
-
-@contextmanager
-def _cluster(workers: int, device: str, folder: Path) -> Iterator[Path | None]:
-    """A connection to Ray: the caller's, else the cluster at RAY_ADDRESS, else a local one that ends here.
-
-    Gives the folder of a local one, None for another.
-    """
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    address = os.environ.get("RAY_ADDRESS")
-    if not address:
-        os.environ.setdefault(*LOOPBACK)
-    import ray
-
-    if ray.is_initialized():
-        yield None
-        return
-    root = None if address else _short_folder(folder)
-    try:
-        if address:
-            ray.init(address=address, log_to_driver=False)
-        else:
-            ray.init(
-                num_cpus=max(workers, os.cpu_count() or 1),  # ranks may share a core; the controller takes none
-                include_dashboard=False,
-                log_to_driver=False,
-                _temp_dir=str(root),
-                runtime_env={"env_vars": {"PYTHONPATH": _import_path(), "PYTHONSAFEPATH": "1"}},
-            )
-        yield root
-    finally:
-        ray.shutdown()
-        if root is not None:
-            shutil.rmtree(root, ignore_errors=True)
-            (folder / OUTSIDE_FILE).unlink(missing_ok=True)
-
-
-def _short_folder(folder: Path) -> Path:
-    """Return a new folder for Ray's sockets, and remove the one that a killed attempt left."""
-    note = folder / OUTSIDE_FILE
-    if note.is_file():
-        shutil.rmtree(note.read_text(encoding="utf-8"), ignore_errors=True)
-    parent = folder.resolve() if len(str(folder.resolve())) < LONGEST_ROOT - 12 else Path(tempfile.gettempdir())
-    if len(str(parent)) > LONGEST_ROOT - 12:
-        parent = Path("/tmp")  # noqa: S108 - a private folder is made in it
-    root = Path(tempfile.mkdtemp(prefix=OUTSIDE_PREFIX, dir=parent))
-    note.write_text(str(root), encoding="utf-8")
-    return root
-
-
-def _import_path() -> str:
-    """Return the PYTHONPATH under which a worker finds this project."""
-    own = str(Path(__file__).resolve().parent.parent.parent)
-    return os.pathsep.join(part for part in (own, os.environ.get("PYTHONPATH", "")) if part)
 
 
 @contextmanager

@@ -251,6 +251,7 @@ def test_a_second_pass_replaces_scores_and_says_where_they_are_not_finite(
     about = {"example_id": list("abcde"), "source": ["s"] * 5, "n_tokens": [3] * 5, "n_answer_tokens": [1] * 5}
     folder, part = ShardFolder(tmp_path, "max"), pa.table(about)
     folder.write(0, part, outcomes, flops=1, tokens=2, taken=0)
+    folder.keep(0)
     shard = folder.read(0, part.column("example_id"))
     assert shard is not None
     mean = gathered(Squared(), [shard.table, shard.table], 10.0)

@@ -11,7 +11,7 @@ import pytest
 
 from data_contracts.errors import BudgetError, TransientError
 from data_contracts.records import OUTSIDE_FILE
-from stages.workers import train
+from stages.workers import cluster, train
 from stages.workers.group import Group
 from stages.workers.train import FAILURE, PROGRESS, run_workers
 from tests.conftest import ROOT
@@ -85,14 +85,14 @@ def test_a_lost_rank_is_worth_trying_again(tmp_path, told):
 def test_every_rank_gets_cpus_that_its_node_has(cpus, workers, expected):
     nodes = [{"Alive": True, "Resources": {"CPU": float(count)} if count else {}} for count in cpus]
     nodes.append({"Alive": False, "Resources": {"CPU": 1.0}})
-    assert train._cpus_a_rank(nodes, workers) == expected
+    assert cluster.cpus_a_worker(nodes, workers) == expected
 
 
 def test_rays_folder_is_short_and_a_killed_attempts_is_removed(tmp_path):
-    first = train._short_folder(tmp_path)
-    assert len(str(first)) <= train.LONGEST_ROOT
+    first = cluster.short_folder(tmp_path)
+    assert len(str(first)) <= cluster.LONGEST_ROOT
     (first / "left").touch()
-    second = train._short_folder(tmp_path)
+    second = cluster.short_folder(tmp_path)
     assert not first.exists()
     assert second.is_dir()
     assert (tmp_path / OUTSIDE_FILE).read_text() == str(second)

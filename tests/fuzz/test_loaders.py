@@ -91,6 +91,8 @@ def rows_of(contract: Contract, count: int, seed: int) -> bytes:
     def array_of(kind: pa.DataType, size: int) -> pa.Array:
         if pa.types.is_string(kind):
             return pa.array([str(number) for number in draw.integers(0, 99, size)], kind)
+        if pa.types.is_binary(kind):
+            return pa.array([draw.bytes(8) for _ in range(size)], kind)
         return pa.array(draw.integers(0, 2, size)).cast(kind)
 
     sink = io.BytesIO()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,9 @@ def read_scores(path: Path) -> tuple[pa.Table, list[Refused]]:
         if isinstance(values, Refused):
             refused.append(values)
             continue
-        example_id = next((str(values[name]) for name in ID_NAMES if values.get(name) not in (None, "")), None)
-        if example_id is None:
-            refused.append(Refused(row, None, "no_id", f"it has none of the fields {', '.join(ID_NAMES)}"))
-        elif not writable(example_id):
-            refused.append(Refused(row, None, "no_id", f"its id {example_id!r} holds half a character"))
-        elif example_id in found:
-            refused.append(Refused(row, example_id, "duplicate", f"{example_id} stood before; the first row counts"))
+        example_id = new_id(row, values, found)
+        if isinstance(example_id, Refused):
+            refused.append(example_id)
         else:
             score, detail = _score(values.get("score"))
             if score is None:
@@ -100,9 +96,16 @@ def select_scores(path: Path, config: SelectConfig, rng: np.random.Generator) ->
     return PlainSelection(chosen.table, tuple(refused), tuple(notices))
 
 
-def writable(text: str) -> bool:
-    """Return whether text can be written as UTF-8: JSON can hold half of a character."""
-    return not any(0xD800 <= ord(sign) < 0xE000 for sign in text)
+def new_id(row: int, values: Mapping[str, Any], found: Container[str]) -> str | Refused:
+    """Return the id of record `row`, or why it has none of its own; `found` are the ids before it."""
+    example_id = next((str(values[name]) for name in ID_NAMES if values.get(name) not in (None, "")), None)
+    if example_id is None:
+        return Refused(row, None, "no_id", f"it has none of the fields {', '.join(ID_NAMES)}")
+    if any(0xD800 <= ord(sign) < 0xE000 for sign in example_id):  # JSON can hold it, UTF-8 cannot
+        return Refused(row, None, "no_id", f"its id {example_id!r} holds half a character")
+    if example_id in found:
+        return Refused(row, example_id, "duplicate", f"{example_id} stood before; the first row counts")
+    return example_id
 
 
 def _score(value: Any) -> tuple[float | None, str]:

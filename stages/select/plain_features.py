@@ -18,7 +18,7 @@ from data_contracts.config import SelectConfig
 from data_contracts.errors import InputError
 from stages.select.choose import choose
 from stages.select.features import Features
-from stages.select.plain import ID_NAMES, PlainSelection, Refused, json_lines, writable
+from stages.select.plain import PlainSelection, Refused, json_lines, new_id
 from stages.select.selector import Candidates
 
 LARGEST = 1e12
@@ -36,14 +36,10 @@ def select_embeddings(path: Path, config: SelectConfig, rng: np.random.Generator
         if isinstance(values, Refused):
             refused.append(values)
             continue
-        name = next((str(values[key]) for key in ID_NAMES if values.get(key) not in (None, "")), None)
+        name = new_id(row, values, found)
         vector = next((values[key] for key in VECTOR_NAMES if key in values), None)
-        if name is None:
-            refused.append(Refused(row, None, "no_id", f"it has none of the fields {', '.join(ID_NAMES)}"))
-        elif not writable(name):
-            refused.append(Refused(row, None, "no_id", f"its id {name!r} holds half a character"))
-        elif name in found:
-            refused.append(Refused(row, name, "duplicate", f"{name} stood before; the first row counts"))
+        if isinstance(name, Refused):
+            refused.append(name)
         elif (detail := _fault(vector, found)) is not None:
             refused.append(Refused(row, name, "not_comparable", detail))
         else:

@@ -151,6 +151,9 @@ class SelectConfig(Frozen):
     count: int | None = Field(None, ge=1)
     tokens: int | None = Field(None, ge=1)
     include_target: bool = Field(False, description="Whether every target row is trained on too.")
+    noise: MethodSettings | None = Field(
+        None, description="A filter whose suspects no selector sees: {method: answer_fit}; docs/selection.md."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> SelectConfig:

@@ -7,7 +7,7 @@ Shared by the stage and by the plain-file entry. Held in memory: a score, a leng
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,13 +38,18 @@ def choose(
     notice: Callable[[str], None],
     *,
     target_ids: Sequence[str] = (),
+    kept_K: np.ndarray | None = None,
 ) -> Chosen:
     """Choose from `pool` and put `target_ids` behind (outside the quota, mixture "target").
+
+    A selector sees the rows `kept_K` alone where they are given; a fraction is of the whole pool all the same.
 
     Raises `InputError` where there is nothing to choose from, `ConfigError` where the selector needs what is missing,
     `MethodError` where it returns a row twice, one that does not exist or one without a valid score.
     """
     method = resolve(Selector, config.selector, "select.selector")
+    quota = Quota.of(config, len(pool))
+    whole, pool = pool, pool if kept_K is None else pool.only(kept_K)
     _require(method, pool)
     usable = pool.usable(method.reads)
     if not len(usable):
@@ -53,14 +58,16 @@ def choose(
             f"none of {len(pool)} rows has it" if len(pool) else "the pool has no rows",
             "look at the quarantine of the score stage",
         )
-    quota = Quota.of(config, len(pool))
     choice = method.select(pool, quota, rng)
     _guard(method, pool, usable, choice)
     if choice.short:
         notice(f"{len(choice.rows)} rows were chosen of {quota.asked}: {choice.short}")
     missing = "no feature" if "features" in method.reads else "no valid score"
-    _say_short(choice.rows, quota, pool, usable, missing, notice)
-    return Chosen(_table(choice, pool, target_ids), method, choice.rows, quota)
+    whose = "the pool" if kept_K is None else "what the noise filter left"
+    _say_short(choice.rows, quota, pool, usable, missing, whose, notice)
+    if kept_K is not None:
+        choice = replace(choice, rows=kept_K[choice.rows])
+    return Chosen(_table(choice, whole, target_ids), method, choice.rows, quota)
 
 
 def _require(method: Selector, pool: Candidates) -> None:
@@ -105,6 +112,7 @@ def _say_short(
     pool: Candidates,
     usable: np.ndarray,
     missing: str,
+    whose: str,
     notice: Callable[[str], None],
 ) -> None:
     """Say so where the pool ended before the quota did."""
@@ -116,7 +124,7 @@ def _say_short(
         verb = "row has" if invalid == 1 else "rows have"
         notice(f"only {len(taken)} of {wanted} could be filled: {invalid} {verb} {missing}")
     else:
-        notice(f"the budget ({quota.asked}) is larger than the pool: all {len(taken)} rows were taken")
+        notice(f"the budget ({quota.asked}) is larger than {whose}: all {len(taken)} rows were taken")
 
 
 def _table(choice: Choice, pool: Candidates, target_ids: Sequence[str]) -> pa.Table:

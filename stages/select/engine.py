@@ -15,6 +15,7 @@ from stages.select.choose import Chosen, choose
 from stages.select.features import features_for
 from stages.select.join import columns_for, scores_for
 from stages.select.selector import Candidates
+from stages.select.sift import noise_facts, noise_table, sift_pool
 from stages.stage import Inputs, Work
 
 
@@ -38,11 +39,17 @@ def select_rows(config: SelectConfig, inputs: Inputs, work: Work) -> Summary:
     )
     target_ids = inputs.one("target_tokens").table().column("example_id").to_pylist() if config.include_target else ()
     name = str(config.selector.get("method"))
-    chosen = choose(config, pool, work.rng("select", name), work.notice, target_ids=target_ids)
+    sifted = None if config.noise is None else sift_pool(config.noise, tokens, pool, inputs, work)
+    kept_K = None if sifted is None else sifted.kept_K
+    chosen = choose(config, pool, work.rng("select", name), work.notice, target_ids=target_ids, kept_K=kept_K)
     work.table("selection", chosen.table)
     refused = _refuse(pool, work)
     work.charge("select", Cost(seconds=time.perf_counter() - began))
-    return _summary(pool, chosen, refused)
+    summary = _summary(pool, chosen, refused)
+    if sifted is None:
+        return summary
+    tables = (*summary.tables, noise_table(sifted, pool.sources))
+    return summary.model_copy(update={"facts": {**summary.facts, **noise_facts(sifted)}, "tables": tables})
 
 
 def _refuse(pool: Candidates, work: Work) -> int:

@@ -14,6 +14,7 @@ from data_contracts.cost import Frozen
 from data_contracts.errors import ConfigError
 from data_contracts.method import Method
 from data_contracts.records import Summary
+from stages.select.noise import NoiseFilter
 from stages.select.selector import Selector
 from stages.stage import Inputs, Stage, Takes, Work
 
@@ -36,15 +37,24 @@ class Select(Stage[SelectSlice]):
         "features": Takes("features", optional=True),
         "target_tokens": Takes("tokens", optional=True),
         "plan": Takes("plan", optional=True),
+        "pool": Takes("examples", optional=True),
+        "target": Takes("examples", optional=True),
+        "example_losses": Takes("example_losses", optional=True, many=True),
+        "other_scores": Takes("scores", optional=True, many=True),
     }
     gives: ClassVar[Mapping[str, str]] = {"selection": "selection", "quarantine": "quarantine"}
 
     def methods(self, config: SelectSlice) -> Iterable[tuple[type[Method], str]]:
-        """Return the configured selector."""
+        """Return the configured selector and noise filter."""
         name = config.select.selector.get("method")
         if not isinstance(name, str):
             raise ConfigError("`select.selector.method` names a selector", f"it is {name!r}", "set it, to `top_k` say")
-        return [(Selector, name)]
+        if config.select.noise is None:
+            return [(Selector, name)]
+        noise = config.select.noise.get("method")
+        if not isinstance(noise, str):
+            raise ConfigError("`select.noise.method` names a filter", f"it is {noise!r}", "set it, to `answer_fit` say")
+        return [(Selector, name), (NoiseFilter, noise)]
 
     def run(self, config: SelectSlice, inputs: Inputs, work: Work) -> Summary:
         """Choose and write; see `engine.select_rows`."""

@@ -75,7 +75,16 @@ def pipeline(
                 scorings += scores
             if decision.reselects:
                 selected = run.call(
-                    "select", pool_tokens=pool, scores=scores, features=features, target_tokens=target, plan=plan
+                    "select",
+                    pool_tokens=pool,
+                    scores=scores,
+                    features=features,
+                    target_tokens=target,
+                    plan=plan,
+                    pool=data.ref("pool"),
+                    target=data.ref("target"),
+                    example_losses=losses,
+                    other_scores=scorings[:-1],
                 )
                 selection = selected.ref("selection")
                 selections += selection

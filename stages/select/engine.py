@@ -13,9 +13,11 @@ from data_contracts.cost import Cost
 from data_contracts.records import Summary, Table
 from stages.select.choose import Chosen, choose
 from stages.select.features import features_for
+from stages.select.figures import show
 from stages.select.join import columns_for, scores_for
 from stages.select.selector import Candidates
 from stages.select.sift import noise_facts, noise_table, sift_pool
+from stages.select.view import Viewed, group_names
 from stages.stage import Inputs, Work
 
 
@@ -44,12 +46,17 @@ def select_rows(config: SelectConfig, inputs: Inputs, work: Work) -> Summary:
     chosen = choose(config, pool, work.rng("select", name), work.notice, target_ids=target_ids, kept_K=kept_K)
     work.table("selection", chosen.table)
     refused = _refuse(pool, work)
-    work.charge("select", Cost(seconds=time.perf_counter() - began))
     summary = _summary(pool, chosen, refused)
-    if sifted is None:
-        return summary
-    tables = (*summary.tables, noise_table(sifted, pool.sources))
-    return summary.model_copy(update={"facts": {**summary.facts, **noise_facts(sifted)}, "tables": tables})
+    facts, tables = summary.facts, summary.tables
+    if sifted is not None:
+        facts, tables = {**facts, **noise_facts(sifted)}, (*tables, noise_table(sifted, pool.sources))
+    summary = summary.model_copy(update={"facts": facts, "tables": tables})
+    gain_S = chosen.table.column("gain").to_numpy()[: len(chosen.rows)]
+    dropped_D = np.zeros(0, dtype=np.int64) if sifted is None else sifted.dropped_D
+    viewed = Viewed(pool, chosen.rows, gain_S, dropped_D, group_names(pool, inputs.maybe("target_tokens")))
+    tables = (*tables, *show(viewed, summary, inputs, work))
+    work.charge("select", Cost(seconds=time.perf_counter() - began))
+    return summary.model_copy(update={"tables": tables})
 
 
 def _refuse(pool: Candidates, work: Work) -> int:

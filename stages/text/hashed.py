@@ -15,7 +15,7 @@ from xxhash import xxh64_intdigest
 
 from stages.text.examples import terms_of
 
-BUCKETS = 1 << 14
+BUCKETS = 1 << 18
 LONGEST = 4000
 """Characters of a text that are looked at."""
 

@@ -27,7 +27,8 @@ TEMPLATE = """<!doctype html>
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1080px; padding: 0 1rem; color: #1d2329; }
 h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem }
 table { border-collapse: collapse; font-size: 13px } td, th { border-bottom: 1px solid #dfe3e8; padding: .25rem .6rem;
-text-align: left; vertical-align: top; overflow-wrap: anywhere } .note { color: #5a6570; margin: .2rem 0 }
+text-align: left; vertical-align: top; overflow-wrap: anywhere }
+th { white-space: nowrap } .note { color: #5a6570; margin: .2rem 0 }
 .figure { height: 420px } .figure.tall { height: 640px }
 </style></head><body>
 <h1>{{ title }}</h1>

@@ -16,7 +16,7 @@ from data_contracts.records import Summary, Table
 from stages.page.html import Part, safe, write_page
 from stages.page.points import BLUE, GREEN, GREY, ORANGE, spread
 from stages.select.map import Plane, Points, planes_of, points_of
-from stages.select.view import Viewed, by_group, by_length, by_source, coverage, nearest_rejected
+from stages.select.view import SOURCES_SHOWN, Viewed, by_group, by_length, by_source, coverage, nearest_rejected
 from stages.stage import Inputs, Work
 from stages.text.examples import beginning, text_of
 
@@ -41,10 +41,11 @@ def show(viewed: Viewed, summary: Summary, inputs: Inputs, work: Work) -> tuple[
         note = "What each row added to the selector's objective when it was chosen."
         parts.append(Part("Gain by rank", note, figure=_lines(*gain)))
     for plane in planes:
-        note = f"{plane.note}. Shown: {points.sampled}; where not all, a sample drawn by the seed."
+        note = f"{plane.note}. Shown: {points.sampled(plane.point_M)}; where not all, a sample drawn by the seed."
         parts.append(Part(plane.title, note, figure=_scatter(plane, points, viewed), tall=True))
         if plane.alike:
-            parts.append(Part("", table=_alike(plane, points)))
+            alike = _alike(plane, points)
+            parts.append(Part(alike.title, table=alike))
     parts += [Part(near.title, table=near)] if near is not None else []
     parts += [Part(table.title, table=table) for table in summary.tables if table.title == "First rows"]
     write_page(work.measured("selection", PAGE), summary.title, summary.facts, parts)
@@ -103,13 +104,15 @@ def _shares(table: Table) -> tuple[list[Any], np.ndarray, np.ndarray]:
 
 
 def _bars(table: Table) -> dict[str, Any]:
-    names, pool, taken = _shares(table)
-    shown = [safe(beginning(str(name), 40)) for name in names]
+    names, pool, taken = (values[:SOURCES_SHOWN] for values in _shares(table))  # without the line of all others
+    shown, short = [safe(str(name)) for name in names], [safe(beginning(str(name), 40)) for name in names]
+    horizontal = {"type": "bar", "orientation": "h"}
     bars = [
-        {"type": "bar", "name": name, "x": shown, "y": share.round(4).tolist(), "marker": {"color": colour}}
+        {"name": name, "y": shown, "x": share.round(4).tolist(), "marker": {"color": colour}, **horizontal}
         for name, share, colour in (("pool", pool, GREY), ("chosen", taken, BLUE))
     ]
-    layout = {"barmode": "group", "yaxis": {"title": {"text": "share of rows"}}, "xaxis": {"type": "category"}}
+    down = {"type": "category", "autorange": "reversed", "automargin": True, "tickvals": shown, "ticktext": short}
+    layout = {"barmode": "group", "xaxis": {"title": {"text": "share of rows"}}, "yaxis": down}
     return {"data": bars, "layout": {**layout, "margin": {"t": 20}}}
 
 

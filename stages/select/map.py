@@ -26,13 +26,22 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Points:
-    """The rows that are drawn: kind by kind, with their texts. `row_M` are pool rows, or rows of the target's table."""
+    """The rows that are drawn: kind by kind, with their texts, and how many there are of each kind.
+
+    `row_M` are pool rows, or rows of the target's table.
+    """
 
     kind_M: np.ndarray
     row_M: np.ndarray
     ids: list[str]
     texts: list[str]
-    sampled: str
+    count_of: dict[str, int]
+
+    def sampled(self, point_P: np.ndarray) -> str:
+        """Return how many rows of each kind these points are, of how many there are."""
+        kind_P = self.kind_M[point_P]
+        shown = {kind: int((kind_P == kind).sum()) for kind in self.count_of}
+        return ", ".join(f"{kind} {count} of {self.count_of[kind]}" for kind, count in shown.items() if count)
 
     def said(self, point: int) -> str:
         """Return how the point's text begins; "" where texts are not known."""
@@ -61,7 +70,7 @@ def points_of(viewed: Viewed, pool: Artifact | None, target: Artifact | None, rn
         "chosen": viewed.row_S,
         "target": np.arange(target_rows),
     }
-    kinds, rows, ids, said, counts = [], [], [], [], []
+    kinds, rows, ids, said = [], [], [], []
     for kind, every in all_of.items():
         drawn = np.sort(rng.permutation(len(every))[: MOST[kind]])
         examples: pa.Table | None = texts["target" if kind == "target" else "pool"]
@@ -71,9 +80,8 @@ def points_of(viewed: Viewed, pool: Artifact | None, target: Artifact | None, rn
         said += [text_of(examples, name)[:LONGEST] if examples is not None else "" for name in found]
         kinds += [kind] * len(drawn)
         rows.append(every[drawn])
-        if len(every):
-            counts.append(f"{kind} {len(drawn)} of {len(every)}")
-    return Points(np.array(kinds), np.concatenate(rows).astype(np.int64), ids, said, ", ".join(counts))
+    counts = {kind: len(every) for kind, every in all_of.items()}
+    return Points(np.array(kinds), np.concatenate(rows).astype(np.int64), ids, said, counts)
 
 
 def planes_of(viewed: Viewed, points: Points) -> list[Plane]:

@@ -55,10 +55,10 @@ def group_names(pool: Candidates, target: Artifact | None) -> tuple[str, ...]:
 
 
 def by_source(viewed: Viewed) -> Table:
-    """Return rows and chosen rows of each source, the largest first; small ones together in the last line."""
+    """Return rows and chosen rows of each source, the largest first; the others together in the last line."""
     sources = viewed.pool.sources
     pool, taken = _counts(sources), _counts(sources.take(pa.array(viewed.row_S)))
-    order = sorted(pool, key=lambda source: (-pool[source], source))
+    order = sorted(pool, key=lambda source: (-pool[source], -taken.get(source, 0), source))
     rows = [(source, pool[source], taken.get(source, 0)) for source in order[:SOURCES_SHOWN]]
     if rest := order[SOURCES_SHOWN:]:
         rows.append((f"{len(rest)} more", sum(pool[s] for s in rest), sum(taken.get(s, 0) for s in rest)))

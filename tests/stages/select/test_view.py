@@ -125,7 +125,8 @@ def test_points_and_gains_are_bounded_and_say_how_many_of_how_many(tmp_path: Pat
         "dropped as noise": MOST["dropped as noise"],
         "target": 0,
     }
-    assert points.sampled == "pool 1500 of 5100, dropped as noise 500 of 900, chosen 1000 of 3000"
+    said = "pool 1500 of 5100, dropped as noise 500 of 900, chosen 1000 of 3000"
+    assert points.sampled(np.arange(len(points.ids))) == said
     assert {*points.row_M[points.kind_M == "chosen"].tolist()} <= {*viewed.row_S.tolist()}
     (plane,) = planes_of(viewed, points)
     assert plane.axes == ("tokens", "score")
@@ -211,7 +212,7 @@ def test_the_page_holds_all_of_it_and_no_text_of_the_data_becomes_markup(tmp_pat
     assert len(hovers) == ROWS + (ROWS + 3)  # the map of features, then that of texts with the target's rows
     assert all("<script" not in text and "<img" not in text for text in hovers)
     assert all(re.sub(r"<br>", "", text).count("<") == 0 for text in hovers)
-    labels = [str(label) for figure in page.figures() for trace in figure["data"] for label in trace["x"]]
+    labels = [str(label) for figure in page.figures() for trace in figure["data"] for label in trace["y"]]
     assert not [label for label in labels if "<" in label]
     titles = [table.title for table in summary.tables]
     for title in ("Composition by length", "Composition by group", "Coverage of target groups"):

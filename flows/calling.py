@@ -64,20 +64,11 @@ def call(
         refresh: make a new attempt even where a commit exists.
         stages: where the stage runs.
     """
-    given = {name: refs for name, refs in inputs.items() if refs}
     if stages != "in_process":
+        given = {name: refs for name, refs in inputs.items() if refs}
         order = StageOrder(inputs=given, refresh=refresh, caller=origin)
         return _call_deployment(workspace, verb, order, f"{verb}/{stages}", origin)
-    request = Request(
-        verb=verb,
-        config=workspace.config.slice(verb),
-        inputs=given,
-        store=workspace.address,
-        origin=origin,
-        knobs={"root": str(workspace.root)},
-        refresh=refresh,
-    )
-    answer = stage_call(request, workspace.config.name)
+    answer = stage_call(workspace.request(verb, inputs, origin, refresh=refresh), workspace.config.name)
     return answer.result() if isinstance(answer, State) else answer
 
 

@@ -14,7 +14,7 @@ import typer
 
 from data_contracts.arrow import TABLE_FILE, rows_of, write_table
 from data_contracts.errors import ModelError
-from data_contracts.records import Origin, Plan, Ref, Request, Result, Table
+from data_contracts.records import Origin, Plan, Ref, Result, Table
 from data_contracts.tables import TOKENS
 from flows.command.plain import Plain, merged, model_of, nested, show_refused
 from flows.command.screen import console, rich_table, screen, show
@@ -38,10 +38,18 @@ def plan(
     memory: Annotated[str | None, typer.Option(help="Such as 6GB (with --model).")] = None,
     max_len: Annotated[int, typer.Option(min=2, help="Tokens of the longest row (with --model).")] = 1024,
     options: Annotated[list[str] | None, typer.Option("--set", help="section.key=value (with --model).")] = None,
+    explain: Annotated[
+        bool, typer.Option(help="Also say what each way of choosing must gain to pay for itself.")
+    ] = False,
 ) -> None:
     """Say what would be done and what it costs, without training."""
     if model is None:
-        preview(Workspace.read(file))
+        workspace = Workspace.read(file)
+        made = preview(workspace)
+        if explain:
+            from flows.command.explain import explain_arms
+
+            explain_arms(made, workspace)
         return
     chosen = {
         "model": model_of(model),
@@ -115,15 +123,7 @@ def preview(workspace: Workspace) -> Plan:
 def _stage(workspace: Workspace, verb: str, **inputs: tuple[Ref, ...]) -> Result:
     from stages.runner import run
 
-    request = Request(
-        verb=verb,
-        config=workspace.config.slice(verb),
-        inputs={name: refs for name, refs in inputs.items() if refs},
-        store=workspace.address,
-        origin=Origin(name=verb),
-        knobs={"root": str(workspace.root)},
-    )
-    return run(request, reporter=screen())
+    return run(workspace.request(verb, inputs, Origin(name=verb)), reporter=screen())
 
 
 def steps_table(chosen: Plan, workspace: Workspace, pool: Ref) -> Table:

@@ -211,8 +211,11 @@ class ArmConfig(Frozen):
     selector: MethodSettings = Field(default_factory=lambda: {"method": "top_k"})
     epochs: float = Field(4.0, gt=0, description="Visits of a chosen row that the rest of the budget should make.")
     fraction: float | None = Field(None, gt=0, le=1, description="Of the pool's rows; unset follows from `epochs`.")
-    sampled: bool = Field(
-        False, description="Whether the probe scores a sample of the pool: for scorers that read gradients."
+    passes: float = Field(
+        0.0,
+        ge=0,
+        description="What scoring a row costs, in trainings on it: 1 for gradients, 0.34 for losses, 0 for text. "
+        "Above 0, the probe scores a sample of the pool.",
     )
 
 
@@ -231,9 +234,9 @@ ARMS: dict[str, dict[str, Any]] = {
         "name": "cascade",
         "scorer": {"method": "influence"},
         "coverage": {"method": "cascade", "filters": [{"method": "bm25", "keep": 0.4}]},
-        "sampled": True,
+        "passes": 1.0,
     },
-    "influence": {"name": "influence", "scorer": {"method": "influence"}, "sampled": True},
+    "influence": {"name": "influence", "scorer": {"method": "influence"}, "passes": 1.0},
 }
 """The arms that have a name of their own."""
 
@@ -256,6 +259,7 @@ class AutoConfig(Frozen):
         le=1,
         description="An arm whose choosing takes a larger share of what may be spent is not tried.",
     )
+    least_steps: int = Field(4, ge=1, description="A probe of fewer steps tells nothing: then the first arm goes on.")
     confidence: float = Field(0.8, ge=0.5, lt=1, description="Share of resamples in which an arm must beat the first.")
 
     @model_validator(mode="after")

@@ -72,6 +72,13 @@ def call(
     return answer.result() if isinstance(answer, State) else answer
 
 
+def call_directly(
+    workspace: Workspace, verb: str, inputs: dict[str, tuple[Ref, ...]], *, origin: Origin, refresh: bool = False
+) -> Result:
+    """As `call`, in this process and without Prefect: for whoever crosses many settings in one process."""
+    return run_stage(workspace.request(verb, inputs, origin, refresh=refresh), reporter=REPORTER.get())
+
+
 def _call_deployment(workspace: Workspace, verb: str, order: StageOrder, deployment: str, origin: Origin) -> Result:
     parameters = {
         "config_file": workspace.given,

@@ -66,12 +66,13 @@ def chain(run: PipelineRun) -> Outcome:
             plan = planned.ref("plan")
         # Where ways of choosing are named, each is tried by a short training; the one that pays goes on from there.
         weighing: tuple[Ref, ...] = ()
+        won = None
         if run.races:
             won = race(
                 run,
-                base=base,
                 planned=planned,
                 decided=decided,
+                base=base,
                 checkpoint=checkpoint,
                 pool=data.ref("pool"),
                 target=data.ref("target"),
@@ -80,6 +81,7 @@ def chain(run: PipelineRun) -> Outcome:
                 validation_tokens=validation,
                 example_losses=losses,
             )
+        if won is not None:
             trained, weighing = won.trained, won.weighed.ref("weighing")
             selection, scores, features, scorings = won.selection, won.scores, won.features, won.scores
             selections += won.selections

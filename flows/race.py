@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from data_contracts.config import ArmConfig, Config, ScoreConfig, SelectConfig, TrainConfig
+from data_contracts.config import ArmConfig, AutoConfig, Config, ScoreConfig, SelectConfig, TrainConfig
 from data_contracts.cost import Frozen
-from data_contracts.errors import BudgetError
 from data_contracts.records import Decision, Plan, Ref, Result, Weighing
 from stages.governor.payback import budget_fraction
 
@@ -57,21 +56,25 @@ class Won:
     selections: tuple[Ref, ...]
 
 
-def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, ...]) -> Won:
+def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, ...]) -> Won | None:
     """Try every arm that may pay, settle on the winner's settings and return its outputs.
+
+    Where no second arm may pay, or a probe would be too short to tell, nothing is tried and the first arm settled on.
 
     Args:
         run: who calls the stages.
         planned, decided: the plan and the decision that stand; the decision says what may be spent.
         shared: references by name: base, checkpoint, pool, target, pool_tokens, target_tokens, validation_tokens,
             example_losses.
-
-    Raises `BudgetError` where too little is left to make a step of a probe.
     """
     auto, plan = run.config.auto, run.read(planned, "plan", Plan)
     limit = spendable(run.read(decided, "decision", Decision), plan)
     shared = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
     arms = (auto.arms[0], *(arm for arm in auto.arms[1:] if expected_price(arm, plan) <= auto.most_price * limit))
+    if len(arms) == 1 or not tells(auto, plan, limit, shared["pool_tokens"][0].rows):
+        fraction = arms[0].fraction or budget_fraction(limit, plan.pass_flops, arms[0].epochs)
+        run.settle({**sections(run.config, arms[0], fraction), "train": _to_the_end(run.config, limit, fraction, plan)})
+        return None
     tried = [_try(run, arm, plan, limit, shared) for arm in arms]
     weighed = run.call_for(
         "arms",
@@ -99,7 +102,7 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     )
 
 
-def _to_the_end(config: Config, flops: int, fraction: float, plan: Plan) -> TrainConfig:
+def _to_the_end(config: Config, flops: float, fraction: float, plan: Plan) -> TrainConfig:
     """Return the section `train` with as many passes as the rest of the budget has room for.
 
     What a segment may spend, and whether more is worth its price, the governor says.
@@ -117,15 +120,18 @@ def spendable(decision: Decision, plan: Plan) -> float:
 def expected_price(arm: ArmConfig, plan: Plan) -> float:
     """Return the FLOPs that choosing this way from the whole pool is expected to cost, before it was tried.
 
-    A scorer that reads gradients costs about one training pass over the rows that its filters let through; arms that
-    are not sampled count as free.
+    `arm.passes` trainings on each row that its filters let through.
     """
-    if not arm.sampled:
-        return 0.0
-    share = 1.0
+    share = arm.passes
     for settings in arm.coverage.get("filters", ()):
         share *= float(settings.get("keep", 1.0))
     return share * plan.pass_flops
+
+
+def tells(auto: AutoConfig, plan: Plan, limit: float, rows: int) -> bool:
+    """Return whether a probe's share of `limit` FLOPs makes `auto.least_steps` steps, on rows of mean length."""
+    window = plan.micro_batch * plan.accumulation * max(1, plan.workers)
+    return auto.probe_share * limit >= auto.least_steps * window * plan.pass_flops / rows
 
 
 @dataclass(frozen=True)
@@ -139,26 +145,19 @@ def _try(run: Caller, arm: ArmConfig, plan: Plan, limit: float, shared: Mapping[
     """Choose as the arm does, from a sample where it is dear, and train on the choice for the probe's FLOPs."""
     auto, train = run.config.auto, run.config.train
     probe = max(1, int(auto.probe_share * limit))
-    part = auto.sample if arm.sampled else 1.0
+    part = auto.sample if arm.passes else 1.0
     fraction = arm.fraction or budget_fraction(max(1.0, limit - expected_price(arm, plan)), plan.pass_flops, arm.epochs)
-    settings = sections(run.config, arm, fraction * part, auto.sample if arm.sampled else None)
+    settings = sections(run.config, arm, fraction * part, auto.sample if arm.passes else None)
     _, selected = _choose(run, arm.name, settings, shared)
     passes = probe / (plan.pass_flops * fraction * part)
-    try:
-        trained = run.call_for(
-            arm.name,
-            "train",
-            {"train": train.model_copy(update={"segment_flops": probe, "epochs": max(1.0, 2 * passes)})},
-            tokens=shared["pool_tokens"] + shared["target_tokens"],
-            selection=selected.ref("selection"),
-            **_given(shared, "base", "plan", "validation_tokens", "target_tokens", "checkpoint", "decision"),
-        )
-    except BudgetError as error:
-        raise BudgetError(
-            f"the probe of arm {arm.name} makes at least one step",
-            f"{probe} FLOPs are its share ({auto.probe_share:.1%} of {limit:.3g}), and a step costs more",
-            "raise the budget or `auto.probe_share`, name fewer arms, or leave `auto` out",
-        ) from error
+    trained = run.call_for(
+        arm.name,
+        "train",
+        {"train": train.model_copy(update={"segment_flops": probe, "epochs": max(1.0, 2 * passes)})},
+        tokens=shared["pool_tokens"] + shared["target_tokens"],
+        selection=selected.ref("selection"),
+        **_given(shared, "base", "plan", "validation_tokens", "target_tokens", "checkpoint", "decision"),
+    )
     return _Tried(arm, selected, trained)
 
 

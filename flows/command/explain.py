@@ -12,7 +12,7 @@ from data_contracts.config import AutoConfig, parse
 from data_contracts.records import Plan, Summary, Table
 from data_contracts.store import Store
 from flows.command.screen import console, rich_table, show
-from flows.race import expected_price
+from flows.race import expected_price, tells
 from flows.workspace import Workspace
 from stages.governor.payback import worth
 
@@ -20,13 +20,13 @@ USES = (1, 3, 10)
 NAMED = ("random", "bm25", "cascade", "influence")
 
 
-def explain_arms(plan: Plan, workspace: Workspace) -> None:
+def explain_arms(plan: Plan, workspace: Workspace, pool_rows: int) -> None:
     """Print the payback of the configured arms, or of those that have names."""
     out = console()
-    out.print(rich_table(prices_table(plan, workspace)))
+    out.print(rich_table(prices_table(plan, workspace, pool_rows)))
     out.print(
         Text(
-            "x 1.10: a choice pays where training on it is worth more than training on the first arm's choice 1.1 times "
+            "x 1.10: a choice pays where training on it is worth more than training on the first arm's 1.1 times "
             "as long. Used by several runs, its price is shared."
         )
     )
@@ -37,12 +37,13 @@ def explain_arms(plan: Plan, workspace: Workspace) -> None:
     show(found)
 
 
-def prices_table(plan: Plan, workspace: Workspace) -> Table:
+def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:
     """Return what each arm's choosing costs, alone and as a share of the budget, and what it must gain."""
     auto = workspace.config.auto
     arms = auto.arms or parse({**workspace.config.model_dump(), "auto": {"arms": NAMED}}).auto.arms
     flops = workspace.config.budget.flops
     budget = float(flops if flops is not None else plan.pass_flops)
+    enough = tells(auto, plan, budget, pool_rows)
     rows = []
     for number, arm in enumerate(arms):
         price = expected_price(arm, plan)
@@ -52,7 +53,7 @@ def prices_table(plan: Plan, workspace: Workspace) -> Table:
                 arm.name,
                 price,
                 f"{price / budget:.1%}",
-                "the arm to beat" if number == 0 else _tried(price, budget, auto),
+                "the arm to beat" if number == 0 else _tried(price, budget, auto, enough),
                 *("never" if need is None else f"x {need:.2f}" for need in needs),
             )
         )
@@ -61,7 +62,9 @@ def prices_table(plan: Plan, workspace: Workspace) -> Table:
     return Table(title="What choosing must gain", columns=columns, rows=tuple(rows))
 
 
-def _tried(price: float, budget: float, auto: AutoConfig) -> str:
+def _tried(price: float, budget: float, auto: AutoConfig, enough: bool) -> str:
+    if not enough:
+        return f"no: a probe has fewer than {auto.least_steps} steps"
     return "tried" if price <= auto.most_price * budget else f"left out: above {auto.most_price:.0%}"
 
 

@@ -45,11 +45,11 @@ def plan(
     """Say what would be done and what it costs, without training."""
     if model is None:
         workspace = Workspace.read(file)
-        made = preview(workspace)
+        made, pool_rows = preview(workspace)
         if explain:
             from flows.command.explain import explain_arms
 
-            explain_arms(made, workspace)
+            explain_arms(made, workspace, pool_rows)
         return
     chosen = {
         "model": model_of(model),
@@ -102,8 +102,8 @@ def longest_row(plain: Plain, base: Artifact, tokens: int) -> Artifact:
     return plain.artifact("tokens", "tokens", folder)
 
 
-def preview(workspace: Workspace) -> Plan:
-    """Ingest and plan, print both summaries and what a run would cost, and return the plan."""
+def preview(workspace: Workspace) -> tuple[Plan, int]:
+    """Ingest and plan, print both summaries and what a run would cost, and return the plan and the pool's rows."""
     prepare(workspace.home, offline=workspace.offline)
     from data_contracts.store import Store
 
@@ -117,7 +117,7 @@ def preview(workspace: Workspace) -> Plan:
         show(store.read_manifest(result.run).summary)
     chosen = store.record(planned.refs["plan"], Plan)
     console().print(rich_table(steps_table(chosen, workspace, ingested.refs["pool"])))
-    return chosen
+    return chosen, ingested.refs["pool"].rows
 
 
 def _stage(workspace: Workspace, verb: str, **inputs: tuple[Ref, ...]) -> Result:

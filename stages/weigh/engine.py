@@ -146,7 +146,7 @@ def _price(arm: ArmConfig, paid: int, target: int, auto: AutoConfig) -> int:
 
     The target's own pass (`target` FLOPs) is paid once whatever the pool. Who scored the whole pool pays no more.
     """
-    if not arm.sampled:
+    if not arm.passes:
         return 0
     fixed = min(target, paid)
     return round(fixed + (paid - fixed) / auto.sample)

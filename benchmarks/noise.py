@@ -26,10 +26,10 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cells import draw_categories, read_tasks, settings
 from benchmarks.chain import Chain, report
 from benchmarks.noise_audit import area
 from benchmarks.relevance import ELSEWHERE, write_cell
-from benchmarks.selection_quality import draw_categories, read_tasks, settings
 from data_contracts.arrow import TABLE_FILE, read_table
 from data_contracts.config import SelectConfig
 from data_contracts.method import names, resolve

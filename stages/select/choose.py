@@ -58,6 +58,9 @@ def choose(
             f"none of {len(pool)} rows has it" if len(pool) else "the pool has no rows",
             "look at the quarantine of the score stage",
         )
+    if quota.rows == 0:
+        none = Choice(np.empty(0, dtype=np.int64))
+        return Chosen(_table(none, whole, target_ids), method, none.rows, quota)
     choice = method.select(pool, quota, rng)
     _guard(method, pool, usable, choice)
     if choice.short:

@@ -104,7 +104,9 @@ def _shares(table: Table) -> tuple[list[Any], np.ndarray, np.ndarray]:
 
 
 def _bars(table: Table) -> dict[str, Any]:
-    names, pool, taken = (values[:SOURCES_SHOWN] for values in _shares(table))  # without the line of all others
+    names, pool, taken = _shares(table)
+    first = slice(SOURCES_SHOWN)  # without the line of all others
+    names, pool, taken = names[first], pool[first], taken[first]
     shown, short = [safe(str(name)) for name in names], [safe(beginning(str(name), 40)) for name in names]
     horizontal = {"type": "bar", "orientation": "h"}
     bars = [

@@ -121,6 +121,14 @@ def test_editing_one_stage_runs_it_and_those_after_it_and_nothing_before_it(firs
     assert ran == ["select-round-1", "train-round-1", "govern-round-1", "evaluate", "judge", "promote"]
 
 
+def test_the_page_of_a_selection_shows_texts_of_the_pool_and_of_the_target(first):
+    store = first[0].store
+    (select,) = [row for row in store.attempts(store.runs()[-1].run) if row.name == "select-round-1"]
+    page = (store.open(select.refs["selection"]) / "measured" / "selection.html").read_text(encoding="utf-8")
+    assert "<h2>Map of texts</h2>" in page
+    assert '"name":"target"' in page
+
+
 def test_the_gates_on_plain_folders_say_what_the_run_said(first, tmp_path):
     runs, _ = first
     store, oldest = runs.store, runs.store.runs()[-1].run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from html.parser import HTMLParser
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from plotly.offline import get_plotlyjs
 
 from data_contracts.config import SelectConfig
 from data_contracts.records import Summary
@@ -225,6 +228,7 @@ def test_the_page_holds_all_of_it_and_no_text_of_the_data_becomes_markup(tmp_pat
     best = sorted((name for name in pool.ids if name not in chosen), key=lambda name: -mean[name])[:10]
     assert [row[1] for row in near.rows] == best
     assert near.rows[0][3].startswith("<script>")
+    assert gzip.decompress(base64.b64decode(page.script["library"])).decode() == get_plotlyjs()
     assert work.measured("selection", PAGE).stat().st_size < 3_000_000
 
 

@@ -251,9 +251,9 @@ class AutoConfig(Frozen):
     arms: tuple[Arm, ...] = Field(
         (),
         max_length=16,
-        description="By name (random, bm25, cascade, influence) or settings. One is used untried; none leaves `auto` off.",
+        description="By name (random, bm25, cascade, influence) or settings. One is used untried; none: `auto` is off.",
     )
-    probe_share: float = Field(0.03, gt=0, le=0.2, description="Share of what may be spent that an arm's probe trains.")
+    probe_share: float = Field(0.03, gt=0, le=0.2, description="What an arm's probe trains, of what may be spent.")
     sample: float = Field(0.2, gt=0, le=1, description="Share of the pool that the probe of a dear arm scores.")
     most_price: float = Field(
         0.5,

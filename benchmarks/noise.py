@@ -44,7 +44,7 @@ from stages.statistics.trajectories import Trajectories
 
 SHARE, CHOSEN, RESAMPLES, VISITS = 0.3, 0.1, 10_000, 2
 FILTER = "answer_fit"
-QUICK = ("influence", "perplexity", "bm25")
+QUICK = ("influence", "bm25")
 FEATURED: dict[str, dict[str, Any]] = {
     "semdedup": {},
     "facility_location": {"best": 0.3},
@@ -201,7 +201,7 @@ def run(data: Path, work: Path, seeds: list[int], *, quick: bool) -> dict[str, A
             for within in (False,) if quick else (False, True):
                 folder = work / f"{category.replace(' ', '-').lower()}-{seed}-{'within' if within else 'whole'}"
                 if not folder.is_dir():
-                    write_cell(folder, tasks, category, seed, 4 if quick else 8)
+                    write_cell(folder, tasks, category, seed, 3 if quick else 8)
                     shuffle_answers(folder, seed, within=within)
                 used = ("influence",) if within else scorers
                 cell = Cell(folder, model, seed, used, visited=not (quick or within))

@@ -46,6 +46,18 @@ class Workspace:
         values = {**values, "store": self.config.store.model_dump(mode="json")}
         return replace(self, config=parse(values, "the configuration that the run recorded"))
 
+    def check(self) -> Workspace:
+        """Return this workspace; every stage is asked what it would refuse of its settings once its turn comes.
+
+        Raises `ConfigError` or `MethodError` with the nearest valid name.
+        """
+        from stages.admission import parse_slice
+        from stages.stage import VERBS, find_stage
+
+        for verb in VERBS:
+            parse_slice(find_stage(verb), self.config.slice(verb))
+        return self
+
     @property
     def root(self) -> Path:
         """The folder of the configuration file."""

@@ -41,7 +41,7 @@ def plan(
 ) -> None:
     """Say what would be done and what it costs, without training."""
     if model is None:
-        preview(Workspace.read(file))
+        preview(Workspace.read(file).check())
         return
     chosen = {
         "model": model_of(model),

@@ -43,6 +43,8 @@ def execute(config: Path, report: Path | None = None, *, resumes: str | None = N
     Raises `ConfigError` before anything starts, and whatever a stage refuses.
     """
     workspace = Workspace.read(config)
+    if resumes is None:
+        workspace.check()
     prepare(workspace.home, offline=workspace.offline)
     from flows.calling import REPORTER
     from flows.command.summary import show_outcome

@@ -76,6 +76,19 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(tmp_path):
     assert "did you mean 'budget'?" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_setting_deep_inside_a_coverage_is_refused_before_anything_is_done(tmp_path, command):
+    """The scorer of a filter is reached after the warm-up; here there is neither a model nor data."""
+    coverage = "{method: cascade, filters: [{method: embedding, keep: 0.4, poll: mean}]}"
+    (tmp_path / "lazytrain.yaml").write_text(
+        f"model: {{path: m}}\ndata: {{pool: p, target: t}}\nscore: {{coverage: {coverage}}}\n"
+    )
+    done = lazytrain(command, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "`score.coverage.filters.0.poll` is unknown" in done.stderr
+    assert not (tmp_path / ".lazytrain" / "mlflow.db").exists()
+
+
 def test_debug_shows_the_traceback(tmp_path):
     assert "Traceback" in lazytrain("--debug", "run", "nothing.yaml", cwd=tmp_path).stderr
 

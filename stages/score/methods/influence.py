@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 
     from stages.gradients.differences import Differences
     from stages.gradients.inner_product import InnerProducts
+    from stages.gradients.low_rank import Factors
 
 FORWARD_STEP, FORWARD_ERROR, FORWARD_ROWS = 1e-4, 0.01, 256
 """The forward form is taken where this step (‖εd‖ / ‖θ‖) is off by at most this share of the products of target rows;
 a pool of fewer rows does not pay for finding out."""
+LOW_RANK_ROWS = 4096
+"""Fewer rows do not pay for decomposing directions."""
 CALIBRATION_ROWS = 16
 SEED = 0
 """Of the projections of stored features: fixed, so that any later run can compare with them."""
@@ -52,8 +55,15 @@ class Influence(FeatureScorer):
     )
     form: Literal["auto", "backward"] = Field(
         "auto",
-        description="Exact, by forward and backward passes; or by two forward passes where those are cheaper (one "
+        description="By forward and backward passes; or by two forward passes where those are cheaper (one "
         f"target group, float32, at least {FORWARD_ROWS} rows) and off by at most {FORWARD_ERROR:.0%} on target rows.",
+    )
+    rank_error: float = Field(
+        0.01,
+        ge=0,
+        lt=1,
+        description="Directions of wide layers are cut to the rank at which the products of target rows are off by at "
+        f"most this share, in a pool of at least {LOW_RANK_ROWS} rows (backward form); 0 keeps them whole.",
     )
     per_layer: int = Field(
         16, ge=1, le=1024, description="With `store_bits`: numbers kept of each side of a linear layer's gradient."
@@ -90,7 +100,8 @@ class Influence(FeatureScorer):
         sides = (self.per_layer, self.per_layer)
         adam = adam_settings(given) if self.metric == "adam" else {}
         features = Projection(model, per_layer=sides, seed=SEED, **adam) if self.keeps_features and newest else None
-        products = InnerProducts(model, directions, autocast=given.autocast, beside=features)
+        factors = self._factors(given, directions)
+        products = InnerProducts(model, directions, factors=factors, autocast=given.autocast, beside=features)
         return given.resources.enter_context(products)
 
     def _forward(self, given: Given, directions: dict[str, Tensor]) -> Differences | None:
@@ -109,10 +120,18 @@ class Influence(FeatureScorer):
         given.facts["step_error"] = f"{error:.2g}"
         return found if error <= FORWARD_ERROR else None
 
+    def _factors(self, given: Given, directions: dict[str, Tensor]) -> dict[str, Factors]:
+        """Return thin factors of wide layers' directions, taken out of `directions`, where they pay and are right."""
+        if self.rank_error == 0 or given.pool_rows < LOW_RANK_ROWS:
+            return {}
+        from stages.score.ranks import low_rank
+
+        return low_rank(given, directions, limit=self.rank_error, rows=LOW_RANK_ROWS)
+
     @classmethod
     def regime(cls, rows: int) -> str:
-        """Return whether the forward form is thought of."""
-        return "many" if rows >= FORWARD_ROWS else "few"
+        """Return whether the forward form and low ranks are thought of."""
+        return "few" if rows < FORWARD_ROWS else "many" if rows < LOW_RANK_ROWS else "most"
 
     def score(self, block: Block, state: list[tuple[float, InnerProducts | Differences]]) -> np.ndarray:
         """Return score_BJ; NaN where nothing is predicted. Losses and features are of the newest checkpoint."""

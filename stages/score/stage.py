@@ -76,15 +76,18 @@ class Score(Stage[ScoreSlice]):
         scorer, coverage = (str(settings.get("method")) for settings in (config.score.scorer, config.score.coverage))
         if not find(Coverage, coverage).whole:
             return None
-        plan = inputs.maybe("plan")
+        planned = inputs.maybe("plan")
+        plan = planned.record(Plan) if planned else None
+        sources = inputs.one("target_tokens").table().column("source")
+        groups = 1 if config.score.groups == "all" else len(sources.unique())
         given = {
             name: [artifact.ref.digest for artifact in inputs.all(name)] for name in sorted(set(self.takes) - ROWS)
         }
         return {
             "config": _what(config),
-            "precision": plan.record(Plan).precision if plan else None,
+            "precision": plan.precision if plan else None,
             "inputs": given,
-            "regime": find(Scorer, scorer).regime(inputs.one("pool_tokens").ref.rows),
+            "regime": find(Scorer, scorer).regime(inputs.one("pool_tokens").ref.rows, groups, plan),
         }
 
     def run(self, config: ScoreSlice, inputs: Inputs, work: Work) -> Summary:

@@ -27,6 +27,7 @@ from stages.score.target import adam_settings, checkpoint_weights, target_direct
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from data_contracts.records import Plan
     from stages.gradients.differences import Differences
     from stages.gradients.inner_product import InnerProducts
     from stages.gradients.low_rank import Factors
@@ -55,8 +56,9 @@ class Influence(FeatureScorer):
     )
     form: Literal["auto", "backward"] = Field(
         "auto",
-        description="By forward and backward passes; or by two forward passes where those are cheaper (one "
-        f"target group, float32, at least {FORWARD_ROWS} rows) and off by at most {FORWARD_ERROR:.0%} on target rows.",
+        description="By forward and backward passes; or by forward passes alone where those are cheaper (one target "
+        f"group, float32, at least {FORWARD_ROWS} rows) and off by at most {FORWARD_ERROR:.0%} on target rows, or "
+        "where the plan's memory has no room for activations.",
     )
     rank_error: float = Field(
         0.01,
@@ -91,9 +93,15 @@ class Influence(FeatureScorer):
 
         assert given.trained is not None
         model, newest = given.trained.model, given.trained is given.checkpoints[-1]
+        free = self.form == "auto" and not self.keeps_features and len(given.checkpoints) == 1
+        plan, groups = given.plan, len(given.groups)
+        if plan is not None and plan.short_of_memory(groups):
+            needs = f"{plan.backward_bytes(groups):,} bytes, {plan.allowed_bytes:,} are allowed"
+            if free:
+                return self._frugal(replace(given, batch_tokens=1), needs)
+            given.notice(f"influence: keeping the activations of one row needs {needs}; what is asked for needs them")
         directions = target_directions(given)
-        plain = self.form == "auto" and not self.keeps_features and len(given.checkpoints) == 1
-        forward = self._forward(given, directions) if plain else None
+        forward = self._forward(given, directions) if free else None
         given.facts["form"] = "backward" if forward is None else "forward"
         if forward is not None:
             return forward
@@ -120,6 +128,21 @@ class Influence(FeatureScorer):
         given.facts["step_error"] = f"{error:.2g}"
         return found if error <= FORWARD_ERROR else None
 
+    def _frugal(self, given: Given, needs: str) -> Differences:
+        """Return the forward form at its best step, whatever its error; the target's rows go one by one."""
+        from stages.gradients.differences import STEPS, Differences
+        from stages.score.step import calibrate
+
+        assert given.trained is not None
+        found = Differences(given.trained.model, target_directions(given), given.autocast, central=True)
+        error = max(calibrate(found, given, CALIBRATION_ROWS, STEPS))
+        given.facts.update(form="forward", form_for="memory", step_error=f"{error:.2g}")
+        given.notice(
+            f"influence: keeping the activations of one row needs {needs}; scores are differences of forward passes, "
+            f"off by {error:.1%} of the products of target rows"
+        )
+        return found
+
     def _factors(self, given: Given, directions: dict[str, Tensor]) -> dict[str, Factors]:
         """Return thin factors of wide layers' directions, taken out of `directions`, where they pay and are right."""
         if self.rank_error == 0 or given.pool_rows < LOW_RANK_ROWS:
@@ -129,8 +152,10 @@ class Influence(FeatureScorer):
         return low_rank(given, directions, limit=self.rank_error, rows=LOW_RANK_ROWS)
 
     @classmethod
-    def regime(cls, rows: int) -> str:
+    def regime(cls, rows: int, groups: int, plan: Plan | None) -> str:
         """Return whether the forward form and low ranks are thought of."""
+        if plan is not None and plan.short_of_memory(groups):
+            return "short"
         return "few" if rows < FORWARD_ROWS else "many" if rows < LOW_RANK_ROWS else "most"
 
     def score(self, block: Block, state: list[tuple[float, InnerProducts | Differences]]) -> np.ndarray:

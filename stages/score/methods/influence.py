@@ -116,25 +116,26 @@ class Influence(FeatureScorer):
         """Return the forward form where it is cheaper and seen to be right."""
         import torch
 
-        from stages.gradients.differences import Differences
+        from stages.gradients.branches import differences_of
         from stages.score.step import calibrate
 
         assert given.trained is not None
         narrow = given.autocast is not None or any(torch.finfo(d.dtype).bits < 32 for d in directions.values())
         if narrow or len(given.groups) > 1 or given.pool_rows < FORWARD_ROWS:
             return None
-        found = Differences(given.trained.model, directions, None, central=True)
+        found = differences_of(given.trained.model, directions, None, central=True)
         (error,) = calibrate(found, given, CALIBRATION_ROWS, (FORWARD_STEP,))
         given.facts["step_error"] = f"{error:.2g}"
         return found if error <= FORWARD_ERROR else None
 
     def _frugal(self, given: Given, needs: str) -> Differences:
         """Return the forward form at its best step, whatever its error; the target's rows go one by one."""
-        from stages.gradients.differences import STEPS, Differences
+        from stages.gradients.branches import differences_of
+        from stages.gradients.differences import STEPS
         from stages.score.step import calibrate
 
         assert given.trained is not None
-        found = Differences(given.trained.model, target_directions(given), given.autocast, central=True)
+        found = differences_of(given.trained.model, target_directions(given), given.autocast, central=True)
         error = max(calibrate(found, given, CALIBRATION_ROWS, STEPS))
         given.facts.update(form="forward", form_for="memory", step_error=f"{error:.2g}")
         given.notice(
@@ -182,5 +183,6 @@ class Influence(FeatureScorer):
             product_DJ, loss_sum_D, answer_tokens_D = one.of(batch)
             for _ in range(one.passes):
                 meter.forward(batch)
+            meter.add(one.extra_flops(batch))
         block.note_losses(loss_sum_D, answer_tokens_D)
         return worth(product_DJ, answer_tokens_D, self.per)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data_contracts.config import Config, load, parse
-from data_contracts.records import StoreAddress
+from data_contracts.records import Origin, Ref, Request, StoreAddress
 
 CONFIG_FILE = "lazytrain.yaml"
 
@@ -56,6 +56,11 @@ class Workspace:
 
         for verb in VERBS:
             parse_slice(find_stage(verb), self.config.slice(verb))
+        for arm in self.config.auto.arms:
+            score = {**self.config.slice("score")["score"], "scorer": arm.scorer, "coverage": arm.coverage}
+            parse_slice(find_stage("score"), {"seed": self.config.seed, "score": score})
+            select = {"selector": arm.selector, "fraction": arm.fraction}
+            parse_slice(find_stage("select"), {"seed": self.config.seed, "select": select})
         return self
 
     @property
@@ -83,6 +88,20 @@ class Workspace:
     def shown(self, path: Path) -> str:
         """Return a path as a person in the current folder would write it."""
         return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+    def request(
+        self, verb: str, inputs: Mapping[str, tuple[Ref, ...]], origin: Origin, *, refresh: bool = False
+    ) -> Request:
+        """Return what a runner needs to do a stage's work; an input that is an empty tuple was not given."""
+        return Request(
+            verb=verb,
+            config=self.config.slice(verb),
+            inputs={name: refs for name, refs in inputs.items() if refs},
+            store=self.address,
+            origin=origin,
+            knobs={"root": str(self.root)},
+            refresh=refresh,
+        )
 
     @property
     def offline(self) -> bool:

@@ -78,8 +78,7 @@ class InnerProducts(TappedPass):
         counts = [value.shape[0] for value in directions.values()] + [len(f.bounds) - 1 for f in self._factors.values()]
         self.groups = counts[0] if counts else 0
         self.extra_flops = 0
-        """Operations beyond those of the weight gradients that a training step would compute instead; fewer than none
-        where thin factors save more."""
+        """Operations beyond those of training's weight gradients; thin factors take fewer, and make this negative."""
         self._directions = dict(directions)
         self._owners = owners(model, [*directions, *self._factors])
         super().__init__(model, self._owners, autocast=autocast, beside=beside)

@@ -22,7 +22,8 @@ PREDICT = {"method": "proxy_verify", "sample": 0.6, "glance": 0.2, "tokens": 0.9
 def test_the_second_round_predicts_what_it_does_not_compute_and_records_what_that_cost(
     shared: Path, tmp_path: Path
 ) -> None:
-    path = lay_out(tmp_path, shared, score={"coverage": PREDICT}, govern={"rounds": 3})
+    sections = {"score": {"coverage": PREDICT}, "plan": {"precision": "float32"}, "train": {"evaluations": 1}}
+    path = lay_out(tmp_path, shared, **sections)
     chain = Chain(tmp_path, yaml.safe_load(path.read_text(encoding="utf-8")))
     config = chain.config()
     data = chain.call("ingest", config)
@@ -41,9 +42,6 @@ def test_the_second_round_predicts_what_it_does_not_compute_and_records_what_tha
     first, before = scored(begun.ref("checkpoint"), ())
     assert all(before["exact"])
     selected = chain.call("select", config, pool_tokens=pool, scores=first.ref("scores"))
-    decided = chain.call(
-        "govern", config, curve=begun.ref("curve"), checkpoint=begun.ref("checkpoint"), plan=plan.ref("plan")
-    )
     trained = chain.call(
         "train",
         config,
@@ -54,7 +52,6 @@ def test_the_second_round_predicts_what_it_does_not_compute_and_records_what_tha
         validation_tokens=validation,
         target_tokens=target,
         checkpoint=begun.ref("checkpoint"),
-        decision=decided.ref("decision"),
     )
     second, after = scored(trained.ref("checkpoint"), first.ref("scores"))
     _, whole = scored(trained.ref("checkpoint"), (), method="full")

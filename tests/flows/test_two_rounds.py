@@ -18,6 +18,7 @@ from tests.flows.small_run import lay_out
 PREDICT = {"method": "proxy_verify", "sample": 0.6, "glance": 0.2, "tokens": 0.9, "least": -1}
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_the_second_round_predicts_what_it_does_not_compute_and_records_what_that_cost(
     shared: Path, tmp_path: Path

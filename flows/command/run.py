@@ -43,6 +43,8 @@ def execute(config: Path, report: Path | None = None, *, resumes: str | None = N
     Raises `ConfigError` before anything starts, and whatever a stage refuses.
     """
     workspace = Workspace.read(config)
+    if resumes is None:
+        workspace.check()
     prepare(workspace.home, offline=workspace.offline)
     file, home = workspace.shown(workspace.file), workspace.shown(workspace.home)
     console().print(f"running {file} (state under {home})", soft_wrap=True)

@@ -13,7 +13,6 @@ Generation, Information Extraction; 0 and 1).
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -29,6 +28,7 @@ from rich.table import Table
 from benchmarks.cells import draw_categories, read_tasks, settings
 from benchmarks.chain import Chain, report
 from benchmarks.noise_audit import area
+from benchmarks.options import Options
 from benchmarks.relevance import ELSEWHERE, write_cell
 from data_contracts.arrow import TABLE_FILE, read_table
 from data_contracts.config import SelectConfig
@@ -232,14 +232,10 @@ def as_table(figures: dict[str, Any]) -> Table:
 
 def main() -> None:
     """Parse the command line, run, print the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="one category, few scorers, no training")
+    parser = Options(__doc__, "one category, few scorers, no training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101, 102])
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--work", type=Path, default=None, help="keep the stores here")
-    options = parser.parse_args()
-    if not options.data.is_dir():
-        raise SystemExit(f"benchmarks.noise needs the data folder: {options.data} is absent (--data FOLDER)")
+    options = parser.read()
     work = options.work or Path(tempfile.mkdtemp())
     figures = run(options.data, work, options.seeds, quick=options.quick)
     Console(width=120).print(as_table(figures))

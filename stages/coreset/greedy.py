@@ -44,18 +44,17 @@ def lazy_greedy(objective: Objective, count: int) -> tuple[np.ndarray, np.ndarra
     bound_n = _finite(objective.gains(np.arange(objective.size)))
     heap = list(zip((-bound_n).tolist(), range(objective.size), strict=True))
     heapq.heapify(heap)
-    seen_n = np.zeros(objective.size, dtype=np.int64)  # the step at which a bound was computed
+    seen = [0] * objective.size  # the step at which a bound was computed
     for step in range(count):
         together = 1  # looked at in one call: few where the first is the best, many where the order has changed
-        while seen_n[heap[0][1]] < step:
+        while seen[heap[0][1]] < step:
             stale = [heapq.heappop(heap)]
-            while len(stale) < together and heap and seen_n[heap[0][1]] < step:
+            while len(stale) < together and heap and seen[heap[0][1]] < step:
                 stale.append(heapq.heappop(heap))
-            asked_B = np.array([row for _, row in stale])
-            seen_n[asked_B] = step
-            found_B = _finite(objective.gains(asked_B)).tolist()
+            found_B = _finite(objective.gains(np.array([row for _, row in stale]))).tolist()
             for gain, (minus, row) in zip(found_B, stale, strict=True):
-                heapq.heappush(heap, (max(-gain, minus), row))
+                seen[row] = step
+                heapq.heappush(heap, (minus if minus > -gain else -gain, row))
             together = min(2 * together, MOST_TOGETHER)
         minus, row = heapq.heappop(heap)
         rows[step], gains[step] = row, -minus

@@ -2,12 +2,14 @@
 
 Seeds by k-means++ (Arthur & Vassilvitskii 2007): each next one with probability proportional to its squared distance
 from those before. A cluster that loses all its rows takes the row that is farthest from its centre. The same generator
-gives the same clusters. Imports no torch. Held: the rows in float64 around their mean, and a block's distances. Shapes: n rows, K numbers a row, C clusters.
+gives the same clusters. Imports no torch. Held: the rows in float64 around their mean, and a block's distances.
+Shapes: n rows, K numbers a row, C clusters.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 BLOCK_ROWS = 4096
 
@@ -30,9 +32,8 @@ def k_means(
             far = int(np.where(count_C[label_n] > 1, square_n, -1.0).argmax())
             count_C[label_n[far]] -= 1
             label_n[far], square_n[far], count_C[empty] = empty, 0.0, 1
-        sum_CK = np.zeros_like(centre_CK)
-        np.add.at(sum_CK, label_n, row_nK)
-        centre_CK = sum_CK / count_C[:, None]
+        member_Cn = csr_matrix((np.ones(len(row_nK)), (label_n, np.arange(len(row_nK)))), (len(centre_CK), len(row_nK)))
+        centre_CK = (member_Cn @ row_nK) / count_C[:, None]
         before_n = label_n
         label_n, square_n = _nearest(row_nK, centre_CK)
         if (label_n == before_n).all():

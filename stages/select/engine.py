@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from data_contracts.cost import Cost
 from data_contracts.records import Summary, Table
 from stages.select.choose import Chosen, choose
 from stages.select.features import features_for
-from stages.select.join import columns_for, scores_for
+from stages.select.join import columns_for, exact_for, scores_for
 from stages.select.selector import Candidates
 from stages.stage import Inputs, Work
 
@@ -22,8 +23,9 @@ def select_rows(config: SelectConfig, inputs: Inputs, work: Work) -> Summary:
     """Choose from the pool's tokens and write `selection`, best first."""
     began = time.perf_counter()
     tokens = inputs.one("pool_tokens").table()
-    scores = inputs.maybe("scores")
-    score_N, missing = (None, 0) if scores is None else scores_for(tokens.column("example_id"), scores.table())
+    given = inputs.maybe("scores")
+    scores = None if given is None else given.table()
+    score_N, missing = (None, 0) if scores is None else scores_for(tokens.column("example_id"), scores)
     if missing:
         work.notice(f"{missing} of {tokens.num_rows} pool rows stand in no score table and count as not scorable")
     lengths_N = tokens.column("n_tokens").to_numpy()
@@ -33,8 +35,9 @@ def select_rows(config: SelectConfig, inputs: Inputs, work: Work) -> Summary:
         tokens.column("source"),
         lengths_N,
         score_N,
-        None if scores is None else columns_for(ids, scores.table()),
-        None if features is None else features_for(ids, features.table()),
+        None if scores is None else partial(columns_for, ids, scores),
+        None if scores is None else partial(exact_for, ids, scores),
+        features=None if features is None else features_for(ids, features.table()),
     )
     target_ids = inputs.one("target_tokens").table().column("example_id").to_pylist() if config.include_target else ()
     name = str(config.selector.get("method"))

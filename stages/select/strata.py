@@ -8,7 +8,7 @@ import numpy as np
 
 
 def stratum_of(score_B: np.ndarray, strata: int, cut: Literal["width", "quantile"]) -> np.ndarray:
-    """Return the stratum of each row, int64, 0 the lowest; equal scores are in one stratum, some strata may be empty."""
+    """Return the stratum of each row, int64, 0 the lowest; equal scores share one, some strata may be empty."""
     score_B = score_B.astype(np.float64)
     if cut == "width":
         low, high = score_B.min(), score_B.max()

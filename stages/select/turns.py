@@ -2,7 +2,7 @@
 
 A selector orders each group's rows for itself; here they become one order, from which a quota of rows or of tokens
 takes a prefix. Equal shares: a row of each group in turn, until it has none. That is the budget of S2L and of CCS,
-groups ascending by size, each ⌊what is left / groups left⌋ (tested). Shares by weight: the divisor method of Sainte-Laguë, which
+groups ascending by size, each ⌊what is left / groups left⌋. Shares by weight: the divisor method of Sainte-Laguë, which
 rounds to the nearest, never takes a row away when the quota grows, and hands on what an exhausted group cannot use.
 Shapes: B rows, G groups.
 """

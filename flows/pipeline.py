@@ -6,12 +6,15 @@ adopted, not repeated. What each stage computes is in `stages/`, how and where a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from prefect import flow
 
-from data_contracts.records import Decision, Plan, Promotion, Ref, Verdict
+from data_contracts.records import Decision, Plan, Promotion, Ref, Result, Verdict
 from flows.order import ConfigFile, Place
 from flows.outcome import Outcome
-from flows.pipeline_run import opened
+from flows.pipeline_run import PipelineRun, opened
+from flows.race import race
 from flows.workspace import CONFIG_FILE, Workspace
 
 
@@ -27,37 +30,74 @@ def pipeline(
         resumes: A past run to go on with, by the configuration it recorded; unset goes by the file as it stands.
     """
     with opened(Workspace.read(config_file), stages=stages, resumes=resumes) as run:
-        # The four splits, tokenised, and the base model pinned by digest.
-        data = run.call("ingest")
-        base, pool, target = data.ref("base"), data.ref("pool_tokens"), data.ref("target_tokens")
-        validation, holdout = data.ref("validation_tokens"), data.ref("holdout_tokens")
+        return concluded(run, trained(run))
 
-        # How training fits the budget, and a charged warm-up on a random selection: moments, losses, noise.
-        planned = run.call("plan", base=base, pool=data.ref("pool"), pool_tokens=pool, target_tokens=target)
-        plan = planned.ref("plan")
-        begun = run.call("begin", base=base, plan=plan, pool_tokens=pool, validation_tokens=validation)
-        checkpoint, selection = begun.ref("checkpoint"), begun.ref("selection")
-        scores: tuple[Ref, ...] = ()
-        features: tuple[Ref, ...] = ()
-        curves, checkpoints, losses = begun.ref("curve"), checkpoint, begun.ref("example_losses")
-        selections, scorings = selection, scores
-        decided = run.call("govern", curve=curves, checkpoint=checkpoints, plan=plan)
-        decision = run.read(decided, "decision", Decision)
 
-        # The loop: score, select, train, and ask whether more is worth its price.
-        while not decision.stops:
-            run.next_round()
-            if decision.replans:
-                planned = run.call(
-                    "plan",
-                    base=base,
-                    pool=data.ref("pool"),
-                    pool_tokens=pool,
-                    target_tokens=target,
-                    checkpoint=checkpoint,
-                    curve=curves,
-                )
-                plan = planned.ref("plan")
+@dataclass(frozen=True)
+class Trained:
+    """What the loop leaves: the data, the plan that stood last, the best checkpoint, and all that was chosen."""
+
+    data: Result
+    planned: Result
+    candidate: tuple[Ref, ...]
+    selections: tuple[Ref, ...]
+
+
+def trained(run: PipelineRun) -> Trained:
+    """Make the calls of one run up to the decision that stops it."""
+    # The four splits, tokenised, and the base model pinned by digest.
+    data = run.call("ingest")
+    base, pool, target = data.ref("base"), data.ref("pool_tokens"), data.ref("target_tokens")
+    validation = data.ref("validation_tokens")
+
+    # How training fits the budget, and a charged warm-up on a random selection: moments, losses, noise.
+    planned = run.call("plan", base=base, pool=data.ref("pool"), pool_tokens=pool, target_tokens=target)
+    plan = planned.ref("plan")
+    begun = run.call("begin", base=base, plan=plan, pool_tokens=pool, validation_tokens=validation)
+    checkpoint, selection = begun.ref("checkpoint"), begun.ref("selection")
+    scores: tuple[Ref, ...] = ()
+    features: tuple[Ref, ...] = ()
+    curves, checkpoints, losses = begun.ref("curve"), checkpoint, begun.ref("example_losses")
+    selections, scorings = selection, scores
+    decided = run.call("govern", curve=curves, checkpoint=checkpoints, plan=plan)
+    decision = run.read(decided, "decision", Decision)
+
+    # The loop: score, select, train, and ask whether more is worth its price.
+    while not decision.stops:
+        run.next_round()
+        if decision.replans:
+            planned = run.call(
+                "plan",
+                base=base,
+                pool=data.ref("pool"),
+                pool_tokens=pool,
+                target_tokens=target,
+                checkpoint=checkpoint,
+                curve=curves,
+            )
+            plan = planned.ref("plan")
+        # Where ways of choosing are named, each is tried by a short training; the one that pays goes on from there.
+        weighing: tuple[Ref, ...] = ()
+        won = None
+        if run.races:
+            won = race(
+                run,
+                planned=planned,
+                decided=decided,
+                base=base,
+                checkpoint=checkpoint,
+                pool=data.ref("pool"),
+                target=data.ref("target"),
+                pool_tokens=pool,
+                target_tokens=target,
+                validation_tokens=validation,
+                example_losses=losses,
+            )
+        if won is not None:
+            segment, weighing = won.trained, won.weighed.ref("weighing")
+            selection, scores, features, scorings = won.selection, won.scores, won.features, won.scores
+            selections += won.selections
+        else:
             if decision.rescores:
                 scored = run.call(
                     "score",
@@ -79,7 +119,7 @@ def pipeline(
                 )
                 selection = selected.ref("selection")
                 selections += selection
-            trained = run.call(
+            segment = run.call(
                 "train",
                 base=base,
                 plan=plan,
@@ -90,48 +130,59 @@ def pipeline(
                 checkpoint=checkpoint,
                 decision=decided.ref("decision"),
             )
-            checkpoint = trained.ref("checkpoint")
-            curves += trained.ref("curve")
-            checkpoints += checkpoint
-            losses += trained.ref("example_losses")
-            decided = run.call(
-                "govern", curve=curves, checkpoint=checkpoints, plan=plan, decision=decided.ref("decision")
-            )
-            decision = run.read(decided, "decision", Decision)
-
-        # The best checkpoint against the base and the current champion, on the holdout; the verdict is pure.
-        candidate = tuple(ref for ref in checkpoints if ref.digest == decision.best)[:1]
-        champion, champion_base = run.champion(candidate)
-        evaluated = run.call(
-            "evaluate",
-            base=base,
-            holdout=data.ref("holdout"),
-            holdout_tokens=holdout,
-            checkpoint=candidate,
-            champion=champion,
-            champion_base=champion_base,
-        )
-        judged = run.call(
-            "judge",
-            evaluation=evaluated.ref("evaluation"),
-            candidate=candidate,
-            champion=champion,
-            selection=selections,
-            pool=data.ref("pool"),
-            target=data.ref("target"),
-            holdout=data.ref("holdout"),
-        )
-        # The only effect: a registry alias moved, if it still is what the verdict saw.
-        promoted = run.call(
-            "promote",
-            verdict=judged.ref("verdict"),
-            candidate=candidate,
-            base=base,
-            evaluation=evaluated.ref("evaluation"),
+        checkpoint = segment.ref("checkpoint")
+        curves += segment.ref("curve")
+        checkpoints += checkpoint
+        losses += segment.ref("example_losses")
+        decided = run.call(
+            "govern",
+            curve=curves,
+            checkpoint=checkpoints,
             plan=plan,
+            decision=decided.ref("decision"),
+            weighing=weighing,
         )
-        return run.outcome(
-            plan=run.read(planned, "plan", Plan),
-            verdict=run.read(judged, "verdict", Verdict),
-            promotion=run.read(promoted, "promotion", Promotion),
-        )
+        decision = run.read(decided, "decision", Decision)
+
+    best = tuple(ref for ref in checkpoints if ref.digest == decision.best)[:1]
+    return Trained(data, planned, best, selections)
+
+
+def concluded(run: PipelineRun, made: Trained) -> Outcome:
+    """Make the calls that judge what was trained, and return what came of the run."""
+    data, candidate, base = made.data, made.candidate, made.data.ref("base")
+    # The best checkpoint against the base and the current champion, on the holdout; the verdict is pure.
+    champion, champion_base = run.champion(candidate)
+    evaluated = run.call(
+        "evaluate",
+        base=base,
+        holdout=data.ref("holdout"),
+        holdout_tokens=data.ref("holdout_tokens"),
+        checkpoint=candidate,
+        champion=champion,
+        champion_base=champion_base,
+    )
+    judged = run.call(
+        "judge",
+        evaluation=evaluated.ref("evaluation"),
+        candidate=candidate,
+        champion=champion,
+        selection=made.selections,
+        pool=data.ref("pool"),
+        target=data.ref("target"),
+        holdout=data.ref("holdout"),
+    )
+    # The only effect: a registry alias moved, if it still is what the verdict saw.
+    promoted = run.call(
+        "promote",
+        verdict=judged.ref("verdict"),
+        candidate=candidate,
+        base=base,
+        evaluation=evaluated.ref("evaluation"),
+        plan=made.planned.ref("plan"),
+    )
+    return run.outcome(
+        plan=run.read(made.planned, "plan", Plan),
+        verdict=run.read(judged, "verdict", Verdict),
+        promotion=run.read(promoted, "promotion", Promotion),
+    )

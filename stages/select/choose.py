@@ -54,6 +54,9 @@ def choose(
             "look at the quarantine of the score stage",
         )
     quota = Quota.of(config, len(pool))
+    if quota.rows == 0:
+        none = Choice(np.empty(0, dtype=np.int64))
+        return Chosen(_table(none, pool, target_ids), method, none.rows, quota)
     choice = method.select(pool, quota, rng)
     _guard(method, pool, usable, choice)
     if choice.short:

@@ -77,10 +77,10 @@ def _summary(pool: Candidates, chosen: Chosen, refused: int) -> Summary:
         "chosen_tokens": int(taken.sum(dtype=np.int64)),
         "target_rows": table.num_rows - len(rows),
         "not_scorable": refused,
-        "mean_tokens_chosen": round(float(taken.mean()), 1),
+        "mean_tokens_chosen": round(float(taken.mean()), 1) if len(rows) else None,
         "mean_tokens_pool": round(float(pool.lengths_N.mean()), 1),
     }
-    if pool.score_N is not None:
+    if pool.score_N is not None and len(rows):
         facts["lowest_score_chosen"] = float(f"{np.nanmin(pool.score_N[rows]):.6g}")
     counts = table.group_by("mixture").aggregate([([], "count_all")])
     order = pc.sort_indices(counts, [("count_all", "descending"), ("mixture", "ascending")])

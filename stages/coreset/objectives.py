@@ -38,6 +38,10 @@ class DenseFacilityLocation:
         self._buffer_Bi = np.empty((min(ROWS_CACHED, self.size), items), dtype=np.float32)
         self._left: SparseFacilityLocation | None = None
 
+    def kept(self) -> np.ndarray | None:
+        """Return every candidate's gain, once few pairs are left."""
+        return None if self._left is None else self._left.kept()
+
     def gains(self, rows_B: np.ndarray) -> np.ndarray:
         """Return how much nearer the items would be to the set."""
         if self._left is not None:
@@ -71,36 +75,44 @@ class DenseFacilityLocation:
 class SparseFacilityLocation:
     """Facility location over a sparse similarity_ni, at least 0; what is not stored is 0 (or below `nearest_i`).
 
-    Pairs that can gain nothing any more are let go of, each time twice as many rows were looked at as there are.
+    Every gain is kept up to date: a row that is taken changes those alone that share an item that it is nearest to.
     """
 
     def __init__(self, similarity_ni: csr_matrix, nearest_i: np.ndarray | None = None) -> None:
-        self._starts, self._items, self._values = similarity_ni.indptr, similarity_ni.indices, similarity_ni.data
         self.size, items = similarity_ni.shape
         self.nearest_i = np.zeros(items, dtype=np.float32) if nearest_i is None else nearest_i
-        self._looked = 0
+        self._starts, self._items, self._values = similarity_ni.indptr, similarity_ni.indices, similarity_ni.data
+        by_item = similarity_ni.tocsc()
+        self._item_starts, self._rows, self._item_values = (
+            by_item.indptr.astype(np.int64),
+            by_item.indices,
+            by_item.data,
+        )
+        nearer = np.maximum(self._values - self.nearest_i[self._items], 0.0)
+        owner = np.repeat(np.arange(self.size), np.diff(self._starts))
+        self._gain_n = np.bincount(owner, weights=nearer, minlength=self.size)
+
+    def kept(self) -> np.ndarray:
+        """Return every candidate's gain."""
+        return self._gain_n
 
     def gains(self, rows_B: np.ndarray) -> np.ndarray:
         """Return how much nearer the items would be to the set."""
-        self._looked += len(rows_B)
-        start_B = self._starts[rows_B]
-        count_B = self._starts[rows_B + 1] - start_B
-        end_B = count_B.cumsum()
-        at = np.arange(end_B[-1] if len(end_B) else 0) + (start_B - (end_B - count_B)).repeat(count_B)
-        nearer = self._values[at] - self.nearest_i[self._items[at]]
-        np.maximum(nearer, 0.0, out=nearer)
-        return np.bincount(np.arange(len(rows_B)).repeat(count_B), weights=nearer, minlength=len(rows_B))
+        return np.asarray(self._gain_n[rows_B])
 
     def add(self, row: int) -> None:
         """Put `row` into the set."""
         here = slice(self._starts[row], self._starts[row + 1])
-        items = self._items[here]
-        self.nearest_i[items] = np.maximum(self.nearest_i[items], self._values[here])
-        if self._looked > 2 * self.size:
-            self._looked = 0
-            kept = self._values > self.nearest_i[self._items]
-            self._starts = np.concatenate([[0], kept.cumsum()])[self._starts]
-            self._items, self._values = self._items[kept], self._values[kept]
+        nearer = self._values[here] > self.nearest_i[self._items[here]]
+        item_j, new_j = self._items[here][nearer], self._values[here][nearer]
+        old_j, self.nearest_i[item_j] = self.nearest_i[item_j], new_j
+        start_j = self._item_starts[item_j]
+        count_j = self._item_starts[item_j + 1] - start_j
+        end_j = count_j.cumsum()
+        at = np.arange(end_j[-1] if len(end_j) else 0) + (start_j - (end_j - count_j)).repeat(count_j)
+        lost = np.minimum(self._item_values[at], new_j.repeat(count_j)).astype(np.float64) - old_j.repeat(count_j)
+        np.maximum(lost, 0.0, out=lost)
+        np.subtract.at(self._gain_n, self._rows[at], lost)
 
 
 def nearer_pairs(similarity_ni: np.ndarray, nearest_i: np.ndarray) -> csr_matrix:
@@ -124,6 +136,10 @@ class GraphCut:
         self._worth_n = trade * similarity_nn.sum(axis=0, dtype=np.float64) - similarity_nn.diagonal()
         self._inside_n = np.zeros(self.size)
 
+    def kept(self) -> np.ndarray:
+        """Return every candidate's gain."""
+        return np.asarray(self._worth_n - 2.0 * self._inside_n)
+
     def gains(self, rows_B: np.ndarray) -> np.ndarray:
         """Return nearness to all less likeness to the set."""
         return np.asarray(self._worth_n[rows_B] - 2.0 * self._inside_n[rows_B])
@@ -141,6 +157,9 @@ class FeatureBased:
             raise ValueError("an amount of a feature is negative")
         self._amount_nK, self.size, self._concave = amount_nK, len(amount_nK), concave
         self._total_K = np.zeros(amount_nK.shape[1])
+
+    def kept(self) -> None:
+        """Return None: a row that is taken changes all gains."""
 
     def gains(self, rows_B: np.ndarray) -> np.ndarray:
         """Return how much more of the features the set would hold, by g."""

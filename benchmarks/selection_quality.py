@@ -333,12 +333,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one cell, one budget: under 3 minutes")
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--seeds", type=int, nargs="+", default=[200, 201, 202], help="of the splits and of every arm")
-    parser.add_argument("--budgets", type=float, nargs="+", default=list(BUDGETS), help="passes over the pool")
+    parser.add_argument("--budgets", type=float, nargs="+", default=None, help="passes over the pool (0.5 2 6; 2)")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once, each in a process of its own")
     parser.add_argument("--work", type=Path, default=None, help="keep stores here, so that a second run adopts them")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    budgets = (FULL_TABLE,) if given.quick else tuple(given.budgets)
+    budgets = tuple(given.budgets or ((FULL_TABLE,) if given.quick else BUDGETS))
     seeds = given.seeds[:1] if given.quick else given.seeds
     with tempfile.TemporaryDirectory() as scratch:
         work = (given.work or Path(scratch)).resolve()

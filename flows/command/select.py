@@ -32,15 +32,17 @@ def select(
     budget: Annotated[int | None, typer.Option(min=1, help="How many examples.")] = None,
     fraction: Annotated[float | None, typer.Option(help="Or the share of all rows.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Or how many tokens.")] = None,
-    options: Annotated[list[str] | None, typer.Option("--set", help="A setting of the selector: name=value.")] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the selector, name=value; an unknown name lists them."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="For selectors that draw.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the selection as JSON lines here.")] = None,
 ) -> None:
     """Choose examples from a file of scores, of embeddings, of both, or of similarities.
 
     A row of scores may hold its source, its length (n_tokens), whether its score was computed (exact) and a score for
-    each target group (score.NAME); a row of embeddings its source and length. docs/selection.md says what each selector
-    reads and which settings it has.
+    each target group (score.NAME); a row of embeddings its source and length. docs/selection.md says what each reads.
     """
     import numpy as np
 

@@ -27,7 +27,7 @@ FORMS: dict[str, list[dict[str, Any]]] = {
     "trajectory_clusters": [{"clusters": 3}, {"clusters": 2, "scaled": True}],
 }
 CASES = [(name, form) for name in names(Selector) for form in FORMS.get(name, [{}])]
-FALLING = {"facility_location", "graph_cut", "feature_based", "craig", "dpp", "k_center", "semdedup"}
+FALLING = {"facility_location", "graph_cut", "feature_based", "craig", "dpp", "k_center"}
 SUPPORTED = {"top_k", "facility_location", "bids", "trajectory_clusters", "semdedup", "random"}
 
 
@@ -65,7 +65,8 @@ def test_no_row_twice_none_too_many_and_the_same_again(
     assert len(set(found.rows.tolist())) == len(found.rows) <= min(count, rows)
     assert found.rows.tolist() == chosen(pool, name, **form, **quota).rows.tolist()
     assert len(found.rows) == min(count, rows) or "rows were chosen of" in notices[0]
-    assert bool(notices) == (len(found.rows) < count) or len(found.rows) == rows
+    if kind != "tokens":
+        assert bool(notices) == (len(found.rows) < count)
     table = found.table.to_pydict()
     np.testing.assert_allclose(np.mean(table["weight"]), 1, rtol=1e-5)
     assert all(reason and "{" not in reason for reason in table["reason"])

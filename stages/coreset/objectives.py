@@ -51,12 +51,12 @@ class DenseFacilityLocation:
         self._looked += len(rows_B)
         gain_B = np.empty(len(rows_B))
         for start in range(0, len(rows_B), ROWS_CACHED):
-            part = rows_B[start : start + ROWS_CACHED].tolist()
-            nearer_bi = self._buffer_Bi[: len(part)]
-            for at, row in enumerate(part):
-                np.subtract(self._similarity_ni[row], self.nearest_i, out=nearer_bi[at])
-            np.maximum(nearer_bi, 0.0, out=nearer_bi)
-            gain_B[start : start + len(part)] = nearer_bi @ self._ones_i  # a sum, at the speed of memory
+            part_b = rows_B[start : start + ROWS_CACHED]
+            nearer_bi = self._buffer_Bi[: len(part_b)]
+            np.take(self._similarity_ni, part_b, axis=0, out=nearer_bi, mode="clip")
+            np.maximum(nearer_bi, self.nearest_i, out=nearer_bi)  # beside an array, not 0: twice as fast
+            np.subtract(nearer_bi, self.nearest_i, out=nearer_bi)
+            gain_B[start : start + len(part_b)] = nearer_bi @ self._ones_i  # a sum, at the speed of memory
         return gain_B
 
     def add(self, row: int) -> None:

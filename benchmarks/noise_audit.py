@@ -12,7 +12,6 @@ standard error.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import math
@@ -23,6 +22,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from benchmarks.chain import report
+from benchmarks.options import Options
 
 if TYPE_CHECKING:
     from stages.model.batch import Row
@@ -110,13 +110,9 @@ def audit(data: Path, model: Path | None, *, quick: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Run the audit alone."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="fewer rows")
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    parser = Options(__doc__, "fewer rows")
     parser.add_argument("--model", type=Path, default=None, help="folder of a model; default: the quick start's")
-    options = parser.parse_args()
-    if not options.data.is_dir():
-        raise SystemExit(f"benchmarks.noise_audit needs the data folder: {options.data} is absent (--data FOLDER)")
+    options = parser.read()
     import torch
 
     torch.set_num_threads(1)

@@ -7,11 +7,10 @@ no model and no text: this stage never loads torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from data_contracts.config import SelectConfig
 from data_contracts.cost import Frozen
-from data_contracts.errors import ConfigError
 from data_contracts.method import Method
 from data_contracts.records import Summary
 from stages.select.selector import Selector
@@ -39,12 +38,9 @@ class Select(Stage[SelectSlice]):
     }
     gives: ClassVar[Mapping[str, str]] = {"selection": "selection", "quarantine": "quarantine"}
 
-    def methods(self, config: SelectSlice) -> Iterable[tuple[type[Method], str]]:
+    def chosen(self, config: SelectSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
         """Return the configured selector."""
-        name = config.select.selector.get("method")
-        if not isinstance(name, str):
-            raise ConfigError("`select.selector.method` names a selector", f"it is {name!r}", "set it, to `top_k` say")
-        return [(Selector, name)]
+        return [(Selector, config.select.selector, "select.selector")]
 
     def run(self, config: SelectSlice, inputs: Inputs, work: Work) -> Summary:
         """Choose and write; see `engine.select_rows`."""

@@ -132,23 +132,30 @@ FEATURES = Contract(
 
 SELECTION = Contract(
     "selection",
-    1,
+    2,
     pa.schema(
         [
             _field("rank", INT32),  # 0 is the best
             _field("example_id", TEXT),
             _field("weight", F32),  # multiplies the example's loss
             _field("repeats", INT32),  # visits an epoch
-            _field("order", INT32),  # position in training before shuffling by epoch
+            _field("order", INT32),  # phase of an epoch: rows of a lower one come first, shuffled among themselves
             _field("mixture", TEXT),  # the part of the mixture it stands for: its source, or "target"
             _field("gain", F32, True),  # the selector's own objective, null where it has none
             _field("reason", TEXT),
         ]
     ),
     key=("rank",),
-    invariants=(Within("rank", 0), Finite("weight"), Within("weight", 0), Within("repeats", 1), Finite("gain")),
+    invariants=(
+        Within("rank", 0),
+        Finite("weight"),
+        Within("weight", 0),
+        Within("repeats", 1),
+        Within("order", 0),
+        Finite("gain"),
+    ),
     least_rows=1,
-    about="What to train on, in order of preference, and why.",
+    about="What to train on, in order of preference, when, and why. An example may stand in several phases.",
 )
 
 CURVE = Contract(

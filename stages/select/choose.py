@@ -139,7 +139,7 @@ def _table(choice: Choice, pool: Candidates, target_ids: Sequence[str]) -> pa.Ta
         "example_id": ids + extra,
         "weight": np.concatenate([_or_ones(choice.weights, len(rows)), ones]).astype(np.float32),
         "repeats": np.concatenate([_or_ones(choice.repeats, len(rows)), ones]).astype(np.int32),
-        "order": ranks,
+        "order": np.zeros(count, dtype=np.int32),
         "mixture": pool.sources.take(pa.array(rows)).to_pylist() + ["target"] * len(extra),
         "gain": gain + [None] * len(extra),
         "reason": reasons + ["a row of the target, trained on as configured"] * len(extra),

@@ -27,6 +27,7 @@ class Examples:
         lengths: tokens a row, int32, shape (rows,).
         answers: answer tokens a row that are predicted (a row's first token never is), int32, shape (rows,).
         repeats: visits an epoch, int32, shape (rows,).
+        phases: the phase of an epoch that a row belongs to, int32, shape (rows,).
 
     Raises `InputError` for a selected example that no table holds.
     """
@@ -36,6 +37,7 @@ class Examples:
         self._tables = [TokenTable(path) for path in tokens]
         self._weights = table.column("weight").to_numpy()
         self.repeats: np.ndarray = table.column("repeats").to_numpy()
+        self.phases: np.ndarray = table.column("order").to_numpy()
         places = [self._find(example_id) for example_id in table.column("example_id").to_pylist()]
         self._table_of = np.array([place[0] for place in places], np.int16)
         self._row_of = np.array([place[1] for place in places], np.int32)

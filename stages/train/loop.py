@@ -51,7 +51,8 @@ class _Segment:
         self.job, self.group, self.channel, self.first = job, group, channel, group.rank == 0
         plan, train = job.plan, job.train
         self.examples = Examples(Path(job.places.selection), [Path(name) for name in job.places.tokens])
-        self.windows = Windows(self.examples, visits_of(self.examples.repeats, plan, train, job.order_seed), plan)
+        visits = visits_of(self.examples.repeats, plan, train, job.order_seed, self.examples.phases)
+        self.windows = Windows(self.examples, visits, plan)
         batch_tokens = plan.micro_batch * plan.row_tokens
         self.validation = Validation(Path(job.places.validation), train.validation_rows, batch_tokens)
         self.start = prepare(job, group.device)
@@ -242,7 +243,8 @@ class _Segment:
     def _finish(self) -> None:
         if self.first:
             more = {"work": self.job.digest, "rows": len(self.examples), "technique": self.start.technique}
-            result = {**self._state(), **more, "run_step": self.start.run_step + self.at.step}
+            more |= {"run_step": self.telemetry.run_step, "phases": self.windows.visits.phases_after(self.at.step)}
+            result = {**self._state(), **more}
             scratch = self.job.home / f".{RESULT}"
             scratch.write_text(json.dumps(result), encoding="utf-8")
             os.replace(scratch, self.job.home / RESULT)

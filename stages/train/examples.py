@@ -10,10 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_contracts.arrow import read_table
+from data_contracts.config import TrainConfig
 from data_contracts.errors import InputError
+from data_contracts.records import Plan
 from stages.model.batch import Row, TokenBatch, TokenTable, collate
 from stages.model.packing import collate_packed
-from stages.train.order import MicroBatch
+from stages.train.order import MicroBatch, Visits, visits_of
 
 
 class Examples:
@@ -60,6 +62,10 @@ class Examples:
             f"{example_id} has none",
             "pass the tokens that the selection was made from (target_tokens too where it takes target rows)",
         ) from missing
+
+    def visits(self, plan: Plan, train: TrainConfig, seed: int) -> Visits:
+        """Return the stream in which a segment visits them."""
+        return visits_of(self.repeats, plan, train, seed, self.phases)
 
     def row(self, index: int) -> Row:
         """Return row `index` with its weight."""

@@ -151,6 +151,12 @@ class SelectConfig(Frozen):
     count: int | None = Field(None, ge=1)
     tokens: int | None = Field(None, ge=1)
     include_target: bool = Field(False, description="Whether every target row is trained on too.")
+    mixture: MethodSettings | None = Field(
+        None, description="What share of the selection each source of the pool gets, and when; unset: as it comes."
+    )
+    repetition: MethodSettings | None = Field(
+        None, description="Law by which fewer rows are trained on more often; unset: each row once a pass."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> SelectConfig:
@@ -263,7 +269,8 @@ SLICES: dict[str, tuple[str, ...]] = {
     "plan": ("seed", "budget", "plan", "train"),
     "begin": ("seed", "begin", "train"),
     "score": ("seed", "score"),
-    "select": ("seed", "select"),
+    "mix": ("seed", "select", "train"),
+    "select": ("seed", "select", "train"),
     "train": ("seed", "train", "govern"),
     "govern": ("budget", "govern", "train"),
     "evaluate": ("seed", "evaluate"),

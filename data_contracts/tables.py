@@ -158,6 +158,51 @@ SELECTION = Contract(
     about="What to train on, in order of preference, when, and why. An example may stand in several phases.",
 )
 
+MIXTURE = Contract(
+    "mixture",
+    1,
+    pa.schema(
+        [
+            _field("part", TEXT),  # a source of the pool
+            _field("rows", INT64),  # of the pool
+            _field("tokens", INT64),  # of the pool
+            _field("prior", F64),  # its share of the pool, in the selection's unit (rows or tokens)
+            _field("share", F64),  # its share of the selection, in the same unit
+            _field("phase", INT32),  # of an epoch in which its rows are introduced
+            _field("replay", F64),  # rows of earlier phases trained on again in it, for one of its own
+            _field("state", F64, True),  # what an online method carries to the next round
+        ]
+    ),
+    key=("part",),
+    invariants=(
+        *(Within(name, 0, 1) for name in ("prior", "share")),
+        *(Within(name, 0) for name in ("phase", "replay")),
+        *(Finite(name) for name in ("replay", "state")),
+    ),
+    least_rows=1,
+    about="What share of a selection each part of the pool gets, and when.",
+)
+
+REPETITION = Contract(
+    "repetition",
+    1,
+    pa.schema(
+        [
+            _field("part", TEXT),  # of the mixture; "" where there is none
+            _field("rows", INT32),  # k, the first of the ranking
+            _field("unique_tokens", INT64),  # U, of one visit of each
+            _field("epochs", F64),  # visits of each in a segment, so that the budget is used
+            _field("effective_tokens", F64),  # D'(U, epochs): tokens seen once that this is worth
+            _field("quality", F64),  # mean gain of the k rows
+            _field("value", F64),  # quality times effective tokens
+            _field("chosen", BOOL),
+        ]
+    ),
+    key=("part", "rows"),
+    invariants=(Within("rows", 1), Within("epochs", 1), Finite("quality"), Finite("value")),
+    about="Few rows often or many rows once: what each prefix of the ranking is worth for the budget.",
+)
+
 CURVE = Contract(
     "curve",
     1,
@@ -264,6 +309,8 @@ TABLES = {
         SCORES,
         FEATURES,
         SELECTION,
+        MIXTURE,
+        REPETITION,
         CURVE,
         EXAMPLE_LOSSES,
         EXAMPLE_INFLUENCE,

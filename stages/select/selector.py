@@ -67,6 +67,7 @@ class Choice:
         gain: float32 value of the selector's objective for each row; None where it has none.
         weights: float32 loss weights, 1 where None.
         repeats: int32 visits an epoch, 1 where None.
+        order: int32 phase of an epoch that a row belongs to, 0 where None.
         reason: one sentence for every row; `{score}`, `{rank}` and `{gain}` are filled in.
         short: why fewer rows were chosen than the quota allows; "" where it is full or the pool ended.
     """
@@ -75,6 +76,7 @@ class Choice:
     gain: np.ndarray | None = None
     weights: np.ndarray | None = None
     repeats: np.ndarray | None = None
+    order: np.ndarray | None = None
     reason: str = ""
     short: str = ""
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINES = ("buildah", "podman", "docker")
-STAGES = ("ingest", "plan", "begin", "score", "select", "train", "govern", "evaluate", "judge", "promote")
+STAGES = ("ingest", "plan", "begin", "score", "select", "train", "govern", "weigh", "evaluate", "judge", "promote")
 DEBIAN = "localhost/lazytrain-debian:bookworm"
 MIRROR = "http://deb.debian.org/debian"
 

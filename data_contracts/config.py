@@ -178,6 +178,9 @@ class TrainConfig(Frozen):
     warmup_steps: int = Field(4, ge=0, description="Linear warm-up, at the run's start.")
     decay: Literal["linear", "cosine", "sqrt"] = "linear"
     decay_share: float = Field(0.3, gt=0, le=1, description="Share of a segment spent decaying when it anneals.")
+    segment_flops: Flops | None = Field(
+        None, ge=1, description="Most that a segment may spend, evaluation included; unset leaves it to the governor."
+    )
     evaluations: int = Field(4, ge=1, description="Validation evaluations a segment.")
     validation_rows: int | None = Field(None, ge=1, description="Most rows of validation used; unset is all.")
     snapshot_steps: int = Field(50, ge=1, description="Optimizer steps between resume snapshots.")
@@ -202,6 +205,76 @@ class GovernConfig(Frozen):
     @model_validator(mode="after")
     def _directed(self) -> GovernConfig:
         direction_of(self.metric, self.direction)  # refused here, before anything is trained
+        return self
+
+
+class ArmConfig(Frozen):
+    """One way of choosing: how rows are scored, which are taken, and how often each is trained on."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,30}$")
+    scorer: MethodSettings = Field(default_factory=lambda: {"method": "random"})
+    coverage: MethodSettings = Field(default_factory=lambda: {"method": "full"})
+    selector: MethodSettings = Field(default_factory=lambda: {"method": "top_k"})
+    epochs: float = Field(4.0, gt=0, description="Visits of a chosen row that the rest of the budget should make.")
+    fraction: float | None = Field(None, gt=0, le=1, description="Of the pool's rows; unset follows from `epochs`.")
+    passes: float = Field(
+        0.0,
+        ge=0,
+        description="What scoring a row costs, in trainings on it: 1 for gradients, 0.34 for losses, 0 for text. "
+        "Above 0, the probe scores a sample of the pool.",
+    )
+
+
+def _arm(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value not in ARMS:
+        raise ValueError(f"one of {', '.join(ARMS)}, or an arm's own settings")
+    return ARMS[value]
+
+
+ARMS: dict[str, dict[str, Any]] = {
+    "random": {"name": "random", "selector": {"method": "random"}, "epochs": 1.0},
+    "bm25": {"name": "bm25", "scorer": {"method": "bm25"}},
+    "cascade": {
+        "name": "cascade",
+        "scorer": {"method": "influence"},
+        "coverage": {"method": "cascade", "filters": [{"method": "bm25", "keep": 0.4}]},
+        "passes": 1.0,
+    },
+    "influence": {"name": "influence", "scorer": {"method": "influence"}, "passes": 1.0},
+}
+"""The arms that have a name of their own."""
+
+Arm = Annotated[ArmConfig, BeforeValidator(_arm)]
+
+
+class AutoConfig(Frozen):
+    """Try several ways of choosing by short trainings before one is paid for; the first arm is the one to beat."""
+
+    arms: tuple[Arm, ...] = Field(
+        (),
+        max_length=16,
+        description="Two at least, by name (random, bm25, cascade, influence) or by settings; none: nothing is tried.",
+    )
+    probe_share: float = Field(0.03, gt=0, le=0.2, description="Share of what may be spent that an arm's probe trains.")
+    sample: float = Field(0.2, gt=0, le=1, description="Share of the pool that the probe of a dear arm scores.")
+    most_price: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="An arm whose choosing takes a larger share of what may be spent is not tried.",
+    )
+    least_steps: int = Field(4, ge=1, description="A probe of fewer steps tells nothing: then the first arm goes on.")
+    confidence: float = Field(0.8, ge=0.5, lt=1, description="Share of resamples in which an arm must beat the first.")
+
+    @model_validator(mode="after")
+    def _named(self) -> AutoConfig:
+        names = [arm.name for arm in self.arms]
+        if len(names) == 1:
+            raise ValueError(f"one arm has nothing to beat: name another beside {names[0]}, `random` say")
+        if len(set(names)) < len(names):
+            raise ValueError(f"each arm has a name of its own, they are {', '.join(names)}")
         return self
 
 
@@ -249,6 +322,7 @@ class Config(Frozen):
     select: SelectConfig = SelectConfig(fraction=0.1)
     train: TrainConfig = TrainConfig()
     govern: GovernConfig = GovernConfig()
+    auto: AutoConfig = AutoConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     judge: JudgeConfig = JudgeConfig()
     promote: PromoteConfig = PromoteConfig()
@@ -273,6 +347,7 @@ SLICES: dict[str, tuple[str, ...]] = {
     "select": ("seed", "select", "train"),
     "train": ("seed", "train", "govern"),
     "govern": ("budget", "govern", "train"),
+    "weigh": ("seed", "auto"),
     "evaluate": ("seed", "evaluate"),
     "judge": ("judge",),
     "promote": ("promote",),

@@ -209,6 +209,34 @@ class Decision(Frozen):
         return self.action in ("reselect", "remix")
 
 
+class WeighedArm(Frozen):
+    """What trying one way of choosing showed, and what it is expected to reach."""
+
+    name: str
+    fraction: float = Field(gt=0, le=1, description="Of the pool's rows, chosen for the rest of the budget.")
+    price_flops: int = Field(ge=0, description="Choosing this way from the whole pool, from here on.")
+    spent_flops: int = Field(ge=0, description="On choosing for the probe and on its training.")
+    probe_loss: float = Field(description="Validation loss at the probe's end, nats an answer token.")
+    training_flops: int = Field(ge=0, description="Left to train with, the probe included.")
+    expected_loss: float
+    low: float
+    high: float
+    gain: float = Field(description="Expected loss of the arm to beat less this one's, nats.")
+    probability: float = Field(ge=0, le=1, description="That it ends below the arm to beat.")
+    reuses: float | None = Field(None, description="Uses of one choice until it has paid; None: never.")
+
+
+class Weighing(Frozen):
+    """Which way of choosing pays here, with every number it was decided from."""
+
+    chosen: str
+    reason: str
+    start_loss: float
+    spendable_flops: int
+    arms: tuple[WeighedArm, ...] = Field(min_length=1)
+    failed: tuple[str, ...] = Field((), description="Arms whose probe's loss was not finite.")
+
+
 class Finding(Frozen):
     """What one gate found."""
 
@@ -249,6 +277,7 @@ RECORDS = {
         RecordContract("base", 1, ModelPin, "The base model, pinned by digest."),
         RecordContract("plan", 1, Plan, "How training fits."),
         RecordContract("decision", 2, Decision, "What the governor decided."),
+        RecordContract("weighing", 1, Weighing, "Which way of choosing pays."),
         RecordContract("verdict", 2, Verdict, "Whether the result may be promoted."),
         RecordContract("promotion", 1, Promotion, "What promotion did."),
     )

@@ -64,21 +64,19 @@ def call(
         refresh: make a new attempt even where a commit exists.
         stages: where the stage runs.
     """
-    given = {name: refs for name, refs in inputs.items() if refs}
     if stages != "in_process":
+        given = {name: refs for name, refs in inputs.items() if refs}
         order = StageOrder(inputs=given, refresh=refresh, caller=origin)
         return _call_deployment(workspace, verb, order, f"{verb}/{stages}", origin)
-    request = Request(
-        verb=verb,
-        config=workspace.config.slice(verb),
-        inputs=given,
-        store=workspace.address,
-        origin=origin,
-        knobs={"root": str(workspace.root)},
-        refresh=refresh,
-    )
-    answer = stage_call(request, workspace.config.name)
+    answer = stage_call(workspace.request(verb, inputs, origin, refresh=refresh), workspace.config.name)
     return answer.result() if isinstance(answer, State) else answer
+
+
+def call_directly(
+    workspace: Workspace, verb: str, inputs: dict[str, tuple[Ref, ...]], *, origin: Origin, refresh: bool = False
+) -> Result:
+    """As `call`, in this process and without Prefect: for whoever crosses many settings in one process."""
+    return run_stage(workspace.request(verb, inputs, origin, refresh=refresh), reporter=REPORTER.get())
 
 
 def _call_deployment(workspace: Workspace, verb: str, order: StageOrder, deployment: str, origin: Origin) -> Result:

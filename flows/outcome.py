@@ -42,6 +42,7 @@ class Outcome(Frozen):
     decisions: tuple[Decision, ...]
     plan: Plan
     selection: Summary | None = Field(description="What the last selection said; None where none was made.")
+    weighing: Summary | None = Field(None, description="What trying ways of choosing said; None where none were tried.")
     evaluation: Summary
     verdict: Verdict
     promotion: Promotion

@@ -11,7 +11,8 @@ from prefect import flow
 from data_contracts.records import Decision, Plan, Promotion, Ref, Verdict
 from flows.order import ConfigFile, Place
 from flows.outcome import Outcome
-from flows.pipeline_run import opened
+from flows.pipeline_run import PipelineRun, opened
+from flows.race import race
 from flows.workspace import CONFIG_FILE, Workspace
 
 
@@ -27,37 +28,64 @@ def pipeline(
         resumes: A past run to go on with, by the configuration it recorded; unset goes by the file as it stands.
     """
     with opened(Workspace.read(config_file), stages=stages, resumes=resumes) as run:
-        # The four splits, tokenised, and the base model pinned by digest.
-        data = run.call("ingest")
-        base, pool, target = data.ref("base"), data.ref("pool_tokens"), data.ref("target_tokens")
-        validation, holdout = data.ref("validation_tokens"), data.ref("holdout_tokens")
+        return chain(run)
 
-        # How training fits the budget, and a charged warm-up on a random selection: moments, losses, noise.
-        planned = run.call("plan", base=base, pool=data.ref("pool"), pool_tokens=pool, target_tokens=target)
-        plan = planned.ref("plan")
-        begun = run.call("begin", base=base, plan=plan, pool_tokens=pool, validation_tokens=validation)
-        checkpoint, selection = begun.ref("checkpoint"), begun.ref("selection")
-        scores: tuple[Ref, ...] = ()
-        features: tuple[Ref, ...] = ()
-        curves, checkpoints, losses = begun.ref("curve"), checkpoint, begun.ref("example_losses")
-        selections, scorings = selection, scores
-        decided = run.call("govern", curve=curves, checkpoint=checkpoints, plan=plan)
-        decision = run.read(decided, "decision", Decision)
 
-        # The loop: score, select, train, and ask whether more is worth its price.
-        while not decision.stops:
-            run.next_round()
-            if decision.replans:
-                planned = run.call(
-                    "plan",
-                    base=base,
-                    pool=data.ref("pool"),
-                    pool_tokens=pool,
-                    target_tokens=target,
-                    checkpoint=checkpoint,
-                    curve=curves,
-                )
-                plan = planned.ref("plan")
+def chain(run: PipelineRun) -> Outcome:
+    """Make the calls of one run, in their order, and return what came of it."""
+    # The four splits, tokenised, and the base model pinned by digest.
+    data = run.call("ingest")
+    base, pool, target = data.ref("base"), data.ref("pool_tokens"), data.ref("target_tokens")
+    validation, holdout = data.ref("validation_tokens"), data.ref("holdout_tokens")
+
+    # How training fits the budget, and a charged warm-up on a random selection: moments, losses, noise.
+    planned = run.call("plan", base=base, pool=data.ref("pool"), pool_tokens=pool, target_tokens=target)
+    plan = planned.ref("plan")
+    begun = run.call("begin", base=base, plan=plan, pool_tokens=pool, validation_tokens=validation)
+    checkpoint, selection = begun.ref("checkpoint"), begun.ref("selection")
+    scores: tuple[Ref, ...] = ()
+    features: tuple[Ref, ...] = ()
+    curves, checkpoints, losses = begun.ref("curve"), checkpoint, begun.ref("example_losses")
+    selections, scorings = selection, scores
+    decided = run.call("govern", curve=curves, checkpoint=checkpoints, plan=plan)
+    decision = run.read(decided, "decision", Decision)
+
+    # The loop: score, select, train, and ask whether more is worth its price.
+    while not decision.stops:
+        run.next_round()
+        if decision.replans:
+            planned = run.call(
+                "plan",
+                base=base,
+                pool=data.ref("pool"),
+                pool_tokens=pool,
+                target_tokens=target,
+                checkpoint=checkpoint,
+                curve=curves,
+            )
+            plan = planned.ref("plan")
+        # Where ways of choosing are named, each is tried by a short training; the one that pays goes on from there.
+        weighing: tuple[Ref, ...] = ()
+        won = None
+        if run.races:
+            won = race(
+                run,
+                planned=planned,
+                decided=decided,
+                base=base,
+                checkpoint=checkpoint,
+                pool=data.ref("pool"),
+                target=data.ref("target"),
+                pool_tokens=pool,
+                target_tokens=target,
+                validation_tokens=validation,
+                example_losses=losses,
+            )
+        if won is not None:
+            trained, weighing = won.trained, won.weighed.ref("weighing")
+            selection, scores, features, scorings = won.selection, won.scores, won.features, won.scores
+            selections += won.selections
+        else:
             if decision.rescores:
                 scored = run.call(
                     "score",
@@ -90,48 +118,53 @@ def pipeline(
                 checkpoint=checkpoint,
                 decision=decided.ref("decision"),
             )
-            checkpoint = trained.ref("checkpoint")
-            curves += trained.ref("curve")
-            checkpoints += checkpoint
-            losses += trained.ref("example_losses")
-            decided = run.call(
-                "govern", curve=curves, checkpoint=checkpoints, plan=plan, decision=decided.ref("decision")
-            )
-            decision = run.read(decided, "decision", Decision)
-
-        # The best checkpoint against the base and the current champion, on the holdout; the verdict is pure.
-        candidate = tuple(ref for ref in checkpoints if ref.digest == decision.best)[:1]
-        champion, champion_base = run.champion(candidate)
-        evaluated = run.call(
-            "evaluate",
-            base=base,
-            holdout=data.ref("holdout"),
-            holdout_tokens=holdout,
-            checkpoint=candidate,
-            champion=champion,
-            champion_base=champion_base,
-        )
-        judged = run.call(
-            "judge",
-            evaluation=evaluated.ref("evaluation"),
-            candidate=candidate,
-            champion=champion,
-            selection=selections,
-            pool=data.ref("pool"),
-            target=data.ref("target"),
-            holdout=data.ref("holdout"),
-        )
-        # The only effect: a registry alias moved, if it still is what the verdict saw.
-        promoted = run.call(
-            "promote",
-            verdict=judged.ref("verdict"),
-            candidate=candidate,
-            base=base,
-            evaluation=evaluated.ref("evaluation"),
+        checkpoint = trained.ref("checkpoint")
+        curves += trained.ref("curve")
+        checkpoints += checkpoint
+        losses += trained.ref("example_losses")
+        decided = run.call(
+            "govern",
+            curve=curves,
+            checkpoint=checkpoints,
             plan=plan,
+            decision=decided.ref("decision"),
+            weighing=weighing,
         )
-        return run.outcome(
-            plan=run.read(planned, "plan", Plan),
-            verdict=run.read(judged, "verdict", Verdict),
-            promotion=run.read(promoted, "promotion", Promotion),
-        )
+        decision = run.read(decided, "decision", Decision)
+
+    # The best checkpoint against the base and the current champion, on the holdout; the verdict is pure.
+    candidate = tuple(ref for ref in checkpoints if ref.digest == decision.best)[:1]
+    champion, champion_base = run.champion(candidate)
+    evaluated = run.call(
+        "evaluate",
+        base=base,
+        holdout=data.ref("holdout"),
+        holdout_tokens=holdout,
+        checkpoint=candidate,
+        champion=champion,
+        champion_base=champion_base,
+    )
+    judged = run.call(
+        "judge",
+        evaluation=evaluated.ref("evaluation"),
+        candidate=candidate,
+        champion=champion,
+        selection=selections,
+        pool=data.ref("pool"),
+        target=data.ref("target"),
+        holdout=data.ref("holdout"),
+    )
+    # The only effect: a registry alias moved, if it still is what the verdict saw.
+    promoted = run.call(
+        "promote",
+        verdict=judged.ref("verdict"),
+        candidate=candidate,
+        base=base,
+        evaluation=evaluated.ref("evaluation"),
+        plan=plan,
+    )
+    return run.outcome(
+        plan=run.read(planned, "plan", Plan),
+        verdict=run.read(judged, "verdict", Verdict),
+        promotion=run.read(promoted, "promotion", Promotion),
+    )

@@ -7,10 +7,12 @@ a call is made is `calling`'s business, in which order they are made the pipelin
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
+from data_contracts.config import Config
 from data_contracts.cost import Frozen
 from data_contracts.errors import LazyTrainError
 from data_contracts.records import Decision, Origin, Plan, Promotion, Ref, Result, Summary, Table, Verdict
@@ -23,17 +25,29 @@ from flows.reconcile import reconcile
 from flows.workspace import Workspace
 
 R = TypeVar("R", bound=Frozen)
+Make = Callable[..., Result]
 
 
 class PipelineRun:
     """One run of the pipeline: its configuration, its store, and the steps made so far."""
 
-    def __init__(self, workspace: Workspace, store: Store, run: str, stages: Place = "in_process") -> None:
-        self.workspace, self.store, self.run, self.stages = workspace, store, run, stages
+    def __init__(self, workspace: Workspace, store: Store, run: str, make: Make = call) -> None:
+        """Args: `make` makes a stage call; the default is a Prefect task or a deployment's run (see `calling`)."""
+        self.workspace, self.store, self.run, self._make = workspace, store, run, make
         self.steps: list[Step] = []
         self.decisions: list[Decision] = []
         self.round = 0
         self._started = time.monotonic()
+
+    @property
+    def config(self) -> Config:
+        """The configuration, as it stands for the calls to come."""
+        return self.workspace.config
+
+    @property
+    def races(self) -> bool:
+        """Whether this round tries several ways of choosing: the first one does, where they are named."""
+        return self.round == 1 and bool(self.config.auto.arms)
 
     def next_round(self) -> None:
         """Turn the loop once more: later calls are named for the new round."""
@@ -47,10 +61,19 @@ class PipelineRun:
             refresh: make a new attempt even where a commit exists.
             inputs: references by input name; an empty tuple is an input that was not given.
         """
-        looped = self.round > 0 and verb in ("plan", "score", "select", "train", "govern")
+        looped = self.round > 0 and verb in ("plan", "score", "select", "train", "govern", "weigh")
         name = f"{verb}-round-{self.round}" if looped else verb
-        origin = Origin(run=self.run, name=name, round=self.round if looped else None)
-        result = call(self.workspace, verb, inputs, origin=origin, refresh=refresh, stages=self.stages)
+        return self._call(self.workspace, verb, name, inputs, refresh)
+
+    def call_for(self, arm: str, verb: str, settings: Mapping[str, Frozen], /, **inputs: tuple[Ref, ...]) -> Result:
+        """Call stage `verb` for one way of choosing, with its sections in place of the configuration's."""
+        return self._call(self.workspace.with_sections(settings), verb, f"{verb}-{arm}", inputs, False)
+
+    def _call(
+        self, workspace: Workspace, verb: str, name: str, inputs: dict[str, tuple[Ref, ...]], refresh: bool
+    ) -> Result:
+        origin = Origin(run=self.run, name=name, round=self.round if "-" in name else None)
+        result = self._make(workspace, verb, inputs, origin=origin, refresh=refresh)
         self.steps.append(
             Step(
                 name=name,
@@ -63,10 +86,14 @@ class PipelineRun:
         )
         return result
 
+    def settle(self, settings: Mapping[str, Frozen]) -> None:
+        """Let sections of the configuration be those that were found to pay, for all calls from here on."""
+        self.workspace = self.workspace.with_sections(settings)
+
     def read(self, result: Result, output: str, kind: type[R]) -> R:
         """Read a record that a call gave."""
         record = self.store.record(result.refs[output], kind)
-        if isinstance(record, Decision):
+        if isinstance(record, Decision) and record not in self.decisions:
             self.decisions.append(record)
         return record
 
@@ -99,7 +126,7 @@ class PipelineRun:
         """Return what came of this run."""
         refs = [ref for step in self.steps for ref in step.refs.values()]
         last = {step.stage: step.run for step in self.steps}
-        selected = last.get("select")
+        selected, weighed = last.get("select"), last.get("weigh")
         return Outcome(
             run=self.run,
             name=self.workspace.config.name,
@@ -109,6 +136,7 @@ class PipelineRun:
             decisions=tuple(self.decisions),
             plan=plan,
             selection=self.store.read_manifest(selected).summary if selected else None,
+            weighing=self.store.read_manifest(weighed).summary if weighed else None,
             evaluation=self.store.read_manifest(last["evaluate"]).summary,
             verdict=verdict,
             promotion=promotion,
@@ -133,7 +161,7 @@ def opened(
     if resumes is not None:
         workspace = workspace.recorded(store.run_config(resumes))
     run = store.open_run(name or workspace.config.name, workspace.config.model_dump(mode="json"), resumes=resumes)
-    pipeline_run = PipelineRun(workspace, store, run, stages)
+    pipeline_run = PipelineRun(workspace, store, run, partial(call, stages=stages))
     try:
         yield pipeline_run
     except (KeyboardInterrupt, SystemExit):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data_contracts.config import Config, load, parse
-from data_contracts.records import StoreAddress
+from data_contracts.records import Origin, Ref, Request, StoreAddress
 
 CONFIG_FILE = "lazytrain.yaml"
 
@@ -71,6 +71,20 @@ class Workspace:
     def shown(self, path: Path) -> str:
         """Return a path as a person in the current folder would write it."""
         return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+    def request(
+        self, verb: str, inputs: Mapping[str, tuple[Ref, ...]], origin: Origin, *, refresh: bool = False
+    ) -> Request:
+        """Return what a runner needs to do a stage's work; an input that is an empty tuple was not given."""
+        return Request(
+            verb=verb,
+            config=self.config.slice(verb),
+            inputs={name: refs for name, refs in inputs.items() if refs},
+            store=self.address,
+            origin=origin,
+            knobs={"root": str(self.root)},
+            refresh=refresh,
+        )
 
     @property
     def offline(self) -> bool:

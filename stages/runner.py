@@ -208,7 +208,7 @@ class _Job:
             seed=int(request.config.get("seed", 0)),
             knobs=request.knobs,
             reporter=self.reporter,
-            spent=lambda: self.store.ledger([ref for refs in request.inputs.values() for ref in refs]),
+            spent=lambda refs: self.store.ledger(refs or [ref for given in request.inputs.values() for ref in given]),
             registry=self._registry(attempt),
             earlier=lambda: earlier_commit(self.store, stage, self.kin),
         )

@@ -27,7 +27,7 @@ from data_contracts.records import MEASURED, RECORD_FILE, Ref, Summary
 C = TypeVar("C", bound=Frozen)
 R = TypeVar("R", bound=Frozen)
 
-VERBS = ("ingest", "plan", "begin", "score", "select", "train", "govern", "evaluate", "judge", "promote")
+VERBS = ("ingest", "plan", "begin", "score", "select", "train", "govern", "weigh", "evaluate", "judge", "promote")
 _HOMES = {"begin": "stages.train.begin"}
 
 
@@ -172,8 +172,8 @@ class Work(Protocol):
     ) -> None:
         """Record a row that is not used, with its reason. The stage must give the output `quarantine`."""
 
-    def spent(self) -> Ledger:
-        """Return the ledger of everything that the inputs descend from."""
+    def spent(self, *refs: Ref) -> Ledger:
+        """Return the ledger of everything that the inputs, or those of them that are named, descend from."""
 
     def earlier(self) -> Inputs | None:
         """Return inputs and outputs of the newest commit of the same work on other rows (`Stage.kin`), or None."""

@@ -25,7 +25,7 @@ from data_contracts.contract import Contract
 from data_contracts.cost import CAUSES, Cost, Frozen
 from data_contracts.errors import ArtifactError
 from data_contracts.ledger import Ledger
-from data_contracts.records import CONTRACTS, MEASURED, RECORD_FILE
+from data_contracts.records import CONTRACTS, MEASURED, RECORD_FILE, Ref
 from data_contracts.tables import QUARANTINE
 from stages.stage import Inputs, Progress, Registry
 
@@ -78,7 +78,7 @@ class Desk:
         seed: int,
         knobs: Mapping[str, Any],
         reporter: Reporter,
-        spent: Callable[[], Ledger],
+        spent: Callable[[Sequence[Ref]], Ledger],
         registry: Callable[[], Registry],
         earlier: Callable[[], Inputs | None],
     ) -> None:
@@ -160,9 +160,9 @@ class Desk:
             }
         )
 
-    def spent(self) -> Ledger:
-        """Return the ledger of everything that the inputs descend from."""
-        return self._spent()
+    def spent(self, *refs: Ref) -> Ledger:
+        """Return the ledger of everything that the inputs, or those of them that are named, descend from."""
+        return self._spent(refs)
 
     def earlier(self) -> Inputs | None:
         """Return inputs and outputs of the newest commit of the same work on other rows, or None."""

@@ -141,7 +141,7 @@ class LocalWork:
         """The quarantined rows so far, as dictionaries."""
         return list(self._quarantine)
 
-    def spent(self) -> Ledger:
+    def spent(self, *refs: Ref) -> Ledger:
         return self._ledger
 
     def earlier(self) -> Inputs | None:

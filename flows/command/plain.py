@@ -94,7 +94,7 @@ class Plain:
             seed=self.config.seed,
             knobs={"root": str(self.root)},
             reporter=screen(),
-            spent=lambda: Ledger.fold(self._entries),
+            spent=lambda refs: Ledger.fold(self._entries),
             registry=_no_registry,
             earlier=lambda: None,
         )

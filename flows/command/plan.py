@@ -14,7 +14,7 @@ import typer
 
 from data_contracts.arrow import TABLE_FILE, rows_of, write_table
 from data_contracts.errors import ModelError
-from data_contracts.records import Origin, Plan, Ref, Request, Result, Table
+from data_contracts.records import Origin, Plan, Ref, Result, Table
 from data_contracts.tables import TOKENS
 from flows.command.plain import Plain, merged, model_of, nested, show_refused
 from flows.command.screen import console, rich_table, screen, show
@@ -38,10 +38,18 @@ def plan(
     memory: Annotated[str | None, typer.Option(help="Such as 6GB (with --model).")] = None,
     max_len: Annotated[int, typer.Option(min=2, help="Tokens of the longest row (with --model).")] = 1024,
     options: Annotated[list[str] | None, typer.Option("--set", help="section.key=value (with --model).")] = None,
+    explain: Annotated[
+        bool, typer.Option(help="Also say what each way of choosing must gain to pay for itself.")
+    ] = False,
 ) -> None:
     """Say what would be done and what it costs, without training."""
     if model is None:
-        preview(Workspace.read(file))
+        workspace = Workspace.read(file)
+        made, pool_rows = preview(workspace)
+        if explain:
+            from flows.command.explain import explain_arms
+
+            explain_arms(made, workspace, pool_rows)
         return
     chosen = {
         "model": model_of(model),
@@ -94,8 +102,8 @@ def longest_row(plain: Plain, base: Artifact, tokens: int) -> Artifact:
     return plain.artifact("tokens", "tokens", folder)
 
 
-def preview(workspace: Workspace) -> Plan:
-    """Ingest and plan, print both summaries and what a run would cost, and return the plan."""
+def preview(workspace: Workspace) -> tuple[Plan, int]:
+    """Ingest and plan, print both summaries and what a run would cost, and return the plan and the pool's rows."""
     prepare(workspace.home, offline=workspace.offline)
     from data_contracts.store import Store
 
@@ -109,21 +117,13 @@ def preview(workspace: Workspace) -> Plan:
         show(store.read_manifest(result.run).summary)
     chosen = store.record(planned.refs["plan"], Plan)
     console().print(rich_table(steps_table(chosen, workspace, ingested.refs["pool"])))
-    return chosen
+    return chosen, ingested.refs["pool"].rows
 
 
 def _stage(workspace: Workspace, verb: str, **inputs: tuple[Ref, ...]) -> Result:
     from stages.runner import run
 
-    request = Request(
-        verb=verb,
-        config=workspace.config.slice(verb),
-        inputs={name: refs for name, refs in inputs.items() if refs},
-        store=workspace.address,
-        origin=Origin(name=verb),
-        knobs={"root": str(workspace.root)},
-    )
-    return run(request, reporter=screen())
+    return run(workspace.request(verb, inputs, Origin(name=verb)), reporter=screen())
 
 
 def steps_table(chosen: Plan, workspace: Workspace, pool: Ref) -> Table:

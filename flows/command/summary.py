@@ -21,6 +21,10 @@ def show_outcome(outcome: Outcome, workspace: Workspace) -> None:
     out = console()
     out.print(rich_table(steps_table(outcome)))
     out.print(rich_table(decisions_table(outcome)))
+    if outcome.weighing is not None:
+        for table in outcome.weighing.tables:
+            out.print(rich_table(table))
+        out.print(Text(str(outcome.weighing.facts["reason"])))
     if outcome.selection is not None:
         for table in outcome.selection.tables[:1]:  # the mixture: how much of each part was chosen
             out.print(rich_table(table))

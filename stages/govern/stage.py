@@ -34,6 +34,7 @@ class Govern(Stage[GovernSlice]):
         "checkpoint": Takes("checkpoint", many=True),
         "plan": Takes("plan"),
         "decision": Takes("decision", optional=True),
+        "weighing": Takes("weighing", optional=True),  # what was tried before the latest segment is charged with it
     }
     gives = {"decision": "decision"}  # noqa: RUF012
 

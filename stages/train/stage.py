@@ -87,7 +87,7 @@ class Train(Stage[TrainSlice]):
             metric=config.govern.metric,
             direction=direction_of(config.govern.metric, config.govern.direction),
             anneals=decision is not None and decision.anneals,
-            segment_flops=decision.segment_flops if decision else None,
+            segment_flops=least(decision.segment_flops if decision else None, config.train.segment_flops),
             **({"remaining": decision.remaining} if decision else {}),
             order_seed=work.seed("train", "order"),
             torch_seed=work.seed("train", "torch"),
@@ -95,6 +95,11 @@ class Train(Stage[TrainSlice]):
         from stages.train.publish import train_segment
 
         return train_segment(job, work, device=device_kind(), title="train")
+
+
+def least(*limits: int | None) -> int | None:
+    """Return the smallest limit; None where there is none."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def target_of(train: TrainConfig, inputs: Inputs) -> str | None:

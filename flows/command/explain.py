@@ -1,0 +1,78 @@
+"""`lazytrain plan --explain`: whether choosing pays: prices before anything was tried, and what the last race measured.
+
+Before a race nothing is known of what a choice teaches; what is known is how much more than chance it must teach to end
+equal to it once its price is taken from the budget. After one, the numbers are those that its probes showed.
+"""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from data_contracts.config import AutoConfig, parse
+from data_contracts.records import Plan, Summary, Table
+from data_contracts.store import Store
+from flows.command.screen import console, rich_table, show
+from flows.race import expected_price, tells
+from flows.workspace import Workspace
+from stages.governor.payback import worth
+
+USES = (1, 3, 10)
+NAMED = ("random", "bm25", "cascade", "influence")
+
+
+def explain_arms(plan: Plan, workspace: Workspace, pool_rows: int) -> None:
+    """Print the payback of the configured arms, or of those that have names."""
+    out = console()
+    out.print(rich_table(prices_table(plan, workspace, pool_rows)))
+    out.print(
+        Text(
+            "x 1.10: a choice pays where training on it is worth more than training on the first arm's 1.1 times "
+            "as long. Used by several runs, its price is shared."
+        )
+    )
+    found = last_weighing(workspace)
+    if found is None:
+        out.print(Text("What each teaches is measured by a race: set `auto: {arms: […]}` and run."))
+        return
+    show(found)
+
+
+def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:
+    """Return what each arm's choosing costs, alone and as a share of the budget, and what it must gain."""
+    auto = workspace.config.auto
+    arms = auto.arms or parse({**workspace.config.model_dump(), "auto": {"arms": NAMED}}).auto.arms
+    flops = workspace.config.budget.flops
+    budget = float(flops if flops is not None else plan.pass_flops)
+    enough = tells(auto, plan, budget, pool_rows)
+    rows = []
+    for number, arm in enumerate(arms):
+        price = expected_price(arm, plan)
+        needs = [worth(price, budget, uses) for uses in USES]
+        rows.append(
+            (
+                arm.name,
+                price,
+                f"{price / budget:.1%}",
+                "the arm to beat" if number == 0 else _tried(price, budget, auto, enough),
+                *("never" if need is None else f"x {need:.2f}" for need in needs),
+            )
+        )
+    whose = "the budget" if flops is not None else "one pass over the pool (no budget is set)"
+    columns = ("arm", "choosing (FLOPs)", f"of {whose}", "in a race", *(f"pays at, {uses} use(s)" for uses in USES))
+    return Table(title="What choosing must gain", columns=columns, rows=tuple(rows))
+
+
+def _tried(price: float, budget: float, auto: AutoConfig, enough: bool) -> str:
+    if not enough:
+        return f"no: a probe has fewer than {auto.least_steps} steps"
+    return "tried" if price <= auto.most_price * budget else f"left out: above {auto.most_price:.0%}"
+
+
+def last_weighing(workspace: Workspace) -> Summary | None:
+    """Return what the newest race of this configuration's store said; None where there was none."""
+    store = Store(workspace.address)
+    for row in store.runs():
+        for attempt in store.attempts(row.run):
+            if attempt.stage == "weigh" and attempt.status == "FINISHED":
+                return store.read_manifest(attempt.run).summary
+    return None

@@ -1,0 +1,209 @@
+"""The race: ways of choosing, each tried by a short training from one checkpoint; the one that pays goes on.
+
+Every arm is scored, selected and trained by the stages themselves, so that what trying costs is counted, kept, reused
+and shown like all else; `weigh` decides. A dear arm scores a sample of the pool first, and the whole of it only where
+it wins. An arm whose choosing would take too much of what may be spent is not tried. What was learnt in the winner's
+probe is kept: the run goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from data_contracts.config import ArmConfig, AutoConfig, Config, ScoreConfig, SelectConfig, TrainConfig
+from data_contracts.cost import Frozen
+from data_contracts.records import Decision, Plan, Ref, Result, Weighing
+from stages.governor.payback import budget_fraction
+
+R = TypeVar("R", bound=Frozen)
+
+
+class Caller(Protocol):
+    """Who calls stages: a pipeline run, or a benchmark."""
+
+    @property
+    def config(self) -> Config:
+        """The configuration."""
+
+    def call_for(self, arm: str, verb: str, settings: Mapping[str, Frozen], /, **inputs: tuple[Ref, ...]) -> Result:
+        """Call a stage for one way of choosing, with these sections in place of the configuration's."""
+
+    def read(self, result: Result, output: str, kind: type[R]) -> R:
+        """Read a record that a call gave."""
+
+    def settle(self, settings: Mapping[str, Frozen]) -> None:
+        """Let these sections stand in for those of the configuration in all calls to come."""
+
+
+@dataclass(frozen=True)
+class Won:
+    """What the race leaves.
+
+    Attributes:
+        weighed: the call that decided.
+        trained: the winner's probe, from which the run goes on.
+        selection, scores, features: the winner's, of the whole pool; the latter two empty where it reads none.
+        selections: all that was trained on or will be: the probe's and the whole pool's.
+    """
+
+    weighed: Result
+    trained: Result
+    selection: tuple[Ref, ...]
+    scores: tuple[Ref, ...]
+    features: tuple[Ref, ...]
+    selections: tuple[Ref, ...]
+
+
+def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, ...]) -> Won | None:
+    """Try every arm that may pay, settle on the winner's settings and return its outputs.
+
+    Where no second arm may pay, or a probe would be too short to tell, nothing is tried and the first arm settled on.
+
+    Args:
+        run: who calls the stages.
+        planned, decided: the plan and the decision that stand; the decision says what may be spent.
+        shared: references by name: base, checkpoint, pool, target, pool_tokens, target_tokens, validation_tokens,
+            example_losses.
+    """
+    auto, plan = run.config.auto, run.read(planned, "plan", Plan)
+    limit = spendable(run.read(decided, "decision", Decision), plan)
+    shared = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
+    arms = (auto.arms[0], *(arm for arm in auto.arms[1:] if expected_price(arm, plan) <= auto.most_price * limit))
+    if len(arms) == 1 or not tells(auto, plan, limit, shared["pool_tokens"][0].rows):
+        fraction = arms[0].fraction or budget_fraction(limit, plan.pass_flops, arms[0].epochs)
+        run.settle({**sections(run.config, arms[0], fraction), "train": _to_the_end(run.config, limit, fraction, plan)})
+        return None
+    tried = [_try(run, arm, plan, limit, shared) for arm in arms]
+    weighed = run.call_for(
+        "arms",
+        "weigh",
+        {"auto": auto.model_copy(update={"arms": arms})},
+        start=shared["checkpoint"],
+        checkpoint=tuple(ref for item in tried for ref in item.trained.ref("checkpoint")),
+        curve=tuple(ref for item in tried for ref in item.trained.ref("curve")),
+        selection=tuple(ref for item in tried for ref in item.selected.ref("selection")),
+        **_given(shared, "base", "plan", "decision", "target_tokens", "validation_tokens"),
+    )
+    weighing = run.read(weighed, "weighing", Weighing)
+    winner = next(item for item in tried if item.arm.name == weighing.chosen)
+    fraction = next(arm.fraction for arm in weighing.arms if arm.name == weighing.chosen)
+    settings = sections(run.config, winner.arm, fraction)
+    run.settle({**settings, "train": _to_the_end(run.config, weighing.spendable_flops, fraction, plan)})
+    scored, selected = _choose(run, f"{winner.arm.name}-whole", settings, shared)
+    return Won(
+        weighed,
+        winner.trained,
+        selected.ref("selection"),
+        scored.ref("scores") if scored else (),
+        scored.ref("features") if scored else (),
+        tuple(dict.fromkeys(winner.selected.ref("selection") + selected.ref("selection"))),
+    )
+
+
+def _to_the_end(config: Config, flops: float, fraction: float, plan: Plan) -> TrainConfig:
+    """Return the section `train` with as many passes as the rest of the budget has room for.
+
+    What a segment may spend, and whether more is worth its price, the governor says.
+    """
+    passes = flops / (plan.pass_flops * fraction)
+    return config.train.model_copy(update={"epochs": max(config.train.epochs, passes)})
+
+
+def spendable(decision: Decision, plan: Plan) -> float:
+    """Return the FLOPs that choosing and training may spend; without a limit, those of one pass over the pool."""
+    limit = decision.numbers.get("spendable_flops")
+    return float(plan.pass_flops if limit is None else limit)
+
+
+def expected_price(arm: ArmConfig, plan: Plan) -> float:
+    """Return the FLOPs that choosing this way from the whole pool is expected to cost, before it was tried.
+
+    `arm.passes` trainings on each row that its filters let through.
+    """
+    share = arm.passes
+    for settings in arm.coverage.get("filters", ()):
+        share *= float(settings.get("keep", 1.0))
+    return share * plan.pass_flops
+
+
+def tells(auto: AutoConfig, plan: Plan, limit: float, rows: int) -> bool:
+    """Return whether a probe's share of `limit` FLOPs makes `auto.least_steps` steps, on rows of mean length."""
+    window = plan.micro_batch * plan.accumulation * max(1, plan.workers)
+    return auto.probe_share * limit >= auto.least_steps * window * plan.pass_flops / rows
+
+
+@dataclass(frozen=True)
+class _Tried:
+    arm: ArmConfig
+    selected: Result
+    trained: Result
+
+
+def _try(run: Caller, arm: ArmConfig, plan: Plan, limit: float, shared: Mapping[str, tuple[Ref, ...]]) -> _Tried:
+    """Choose as the arm does, from a sample where it is dear, and train on the choice for the probe's FLOPs."""
+    auto, train = run.config.auto, run.config.train
+    probe = max(1, int(auto.probe_share * limit))
+    part = auto.sample if arm.passes else 1.0
+    fraction = arm.fraction or budget_fraction(max(1.0, limit - expected_price(arm, plan)), plan.pass_flops, arm.epochs)
+    settings = sections(run.config, arm, fraction * part, auto.sample if arm.passes else None)
+    _, selected = _choose(run, arm.name, settings, shared)
+    passes = probe / (plan.pass_flops * fraction * part)
+    trained = run.call_for(
+        arm.name,
+        "train",
+        {"train": train.model_copy(update={"segment_flops": probe, "epochs": max(1.0, 2 * passes)})},
+        tokens=shared["pool_tokens"] + shared["target_tokens"],
+        selection=selected.ref("selection"),
+        **_given(shared, "base", "plan", "validation_tokens", "target_tokens", "checkpoint", "decision"),
+    )
+    return _Tried(arm, selected, trained)
+
+
+def _choose(
+    run: Caller, name: str, settings: Mapping[str, Frozen], shared: Mapping[str, tuple[Ref, ...]]
+) -> tuple[Result | None, Result]:
+    """Score where the selector reads scores, and select."""
+    select, scored = settings["select"], None
+    assert isinstance(select, SelectConfig)
+    if select.selector.get("method") != "random":
+        scored = run.call_for(
+            name,
+            "score",
+            settings,
+            **_given(
+                shared, "base", "plan", "checkpoint", "pool_tokens", "target_tokens", "pool", "target", "example_losses"
+            ),
+        )
+    selected = run.call_for(
+        name,
+        "select",
+        settings,
+        scores=scored.ref("scores") if scored else (),
+        features=scored.ref("features") if scored else (),
+        **_given(shared, "pool_tokens", "target_tokens", "plan"),
+    )
+    return scored, selected
+
+
+def _given(shared: Mapping[str, tuple[Ref, ...]], *names: str) -> dict[str, tuple[Ref, ...]]:
+    return {name: shared[name] for name in names}
+
+
+def sections(config: Config, arm: ArmConfig, fraction: float, sample: float | None = None) -> dict[str, Frozen]:
+    """Return the sections `score` and `select` of an arm that takes `fraction` of the pool.
+
+    Args:
+        config: what the arm does not set stays as it is there.
+        arm: the way of choosing.
+        fraction: of the pool's rows.
+        sample: share of the pool that is scored, drawn by chance behind the arm's own filters; None: all.
+    """
+    coverage = arm.coverage
+    if sample is not None:
+        filters = list(coverage.get("filters", ())) if coverage.get("method") == "cascade" else []
+        coverage = {"method": "cascade", "filters": [*filters, {"method": "random", "keep": sample}]}
+    score = ScoreConfig(**{**config.score.model_dump(), "scorer": arm.scorer, "coverage": coverage})
+    kept = {"include_target": config.select.include_target}
+    return {"score": score, "select": SelectConfig(selector=arm.selector, fraction=min(1.0, fraction), **kept)}

@@ -1,0 +1,1 @@
+"""The verb `weigh`: which way of choosing pays here."""

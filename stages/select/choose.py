@@ -146,7 +146,7 @@ def _say_short(
 def _table(
     choice: Choice, pool: Candidates, target_ids: Sequence[str], again: tuple[np.ndarray, np.ndarray]
 ) -> pa.Table:
-    """Return the chosen rows, those trained `again` in a later phase (places and phases), and the target in the last."""
+    """Return the chosen rows, those `again` in a later phase (places and phases), and in the last one the target."""
     rows, (places, phases) = choice.rows, again
     ids = pool.ids.take(pa.array(rows)).to_pylist()
     chosen = set(ids)

@@ -8,7 +8,7 @@ the best is taken, the more rows where two are equal. The whole curve is kept. T
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -56,8 +56,8 @@ class Curve:
     best: int
 
     @property
-    def value_K(self) -> np.ndarray:
-        """What each prefix is worth."""
+    def value(self) -> np.ndarray:
+        """What each prefix is worth, shape (K,)."""
         return self.quality_K * self.effective_K
 
     def table(self, part: str) -> pa.Table:
@@ -70,7 +70,7 @@ class Curve:
             "epochs": self.epochs_K,
             "effective_tokens": self.effective_K,
             "quality": self.quality_K,
-            "value": self.value_K,
+            "value": self.value,
             "chosen": np.arange(count) == self.best,
         }
         schema = REPETITION.schema
@@ -88,7 +88,7 @@ def shown(curves: Mapping[str, Curve]) -> Table:
         count = len(curve.unique_K)
         some = {round(count ** (number / (SHOWN - 1))) - 1 for number in range(SHOWN)} | {curve.best}
         for place in sorted(some):
-            numbers = (curve.epochs_K, curve.effective_K, curve.quality_K, curve.value_K)
+            numbers = (curve.epochs_K, curve.effective_K, curve.quality_K, curve.value)
             found = (float(f"{values[place]:.6g}") for values in numbers)
             lines.append((part, place + 1, *found, "taken" if place == curve.best else ""))
     columns = ("part", "rows", "epochs", "effective tokens", "mean gain", "value", "")
@@ -119,9 +119,7 @@ def curve_of(
     return Curve(unique_K, epochs_K, effective_K, quality_K, best if quality_K[best] > 0 else len(value_K) - 1)
 
 
-def repeated(
-    method: Repetition, pool: Candidates, quota: Quota, choice: Choice, passes: float
-) -> tuple[Choice, Curve]:
+def repeated(method: Repetition, pool: Candidates, quota: Quota, choice: Choice, passes: float) -> tuple[Choice, Curve]:
     """Return the best prefix of `choice` with the visits of each row, and the curve it was taken from.
 
     The tokens of all visits stay within those of `choice`, or of a quota that the pool does not fill; a first part of
@@ -143,8 +141,9 @@ def repeated(
     more = int(np.searchsorted(unique_K[:kept], room + 0.5, side="right"))  # tokens are whole, `room` is rounded
     repeats = np.full(kept, whole, dtype=np.int32)
     repeats[:more] += 1
-    cut = {
-        name: None if (values := getattr(choice, name)) is None else values[:kept]
-        for name in ("gain", "weights", "order")
-    }
-    return replace(choice, rows=choice.rows[:kept], repeats=repeats, short="", **cut), curve
+
+    def cut(values: np.ndarray | None) -> np.ndarray | None:
+        return None if values is None else values[:kept]
+
+    found = Choice(choice.rows[:kept], cut(choice.gain), cut(choice.weights), repeats, cut(choice.order), choice.reason)
+    return found, curve

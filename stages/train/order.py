@@ -2,7 +2,8 @@
 
 A pure function of (lengths, repeats, phases, seed): the same on every worker and after every resume. In an epoch a
 phase of the selection (its column `order`) ends before the next begins; in a phase every row is visited once before one
-that repeats is visited again; otherwise the order is by chance. Inside a window rows are sorted by length, or packed; the gradient of a window does not depend on that (see the step), only its padding does.
+that repeats is visited again; otherwise the order is by chance. Inside a window rows are sorted by length, or packed;
+the gradient of a window does not depend on that (see the step), only its padding does.
 """
 
 from __future__ import annotations

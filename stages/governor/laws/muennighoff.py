@@ -1,9 +1,9 @@
 """Muennighoff's law: the loss of a model whose data, or parameters, are more than there is unique data for.
 
-Repeated tokens are worth less than fresh ones: U unique tokens seen 1 + R times count as D' = U + U R* (1 − exp(−R/R*)),
-almost all of them up to four passes, and never more than U (1 + R*). Excess parameters decay likewise. Then
-L = E + A/N'^α + B/D'^β. It cannot rise: over-fitting is not in it. Source: Muennighoff et al. 2023 (arXiv 2305.16264),
-equations 5 to 7, with the constants of their published fit.
+Repeated tokens are worth less than fresh ones: U unique tokens seen 1 + R times count as
+D' = U + U R* (1 − exp(−R/R*)), almost all of them up to four passes, and never more than U (1 + R*). Excess parameters
+decay likewise. Then L = E + A/N'^α + B/D'^β. It cannot rise: over-fitting is not in it. Source: Muennighoff et al. 2023
+(arXiv 2305.16264), equations 5 to 7, with the constants of their published fit.
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ class MuennighoffData(Repetition):
     """D' = U + U R* (1 − exp(−R/R*)) of U unique tokens seen 1 + R times."""
 
     decay: float = Field(
-        DATA_DECAY, gt=0, description="R*: repetitions after which a token's worth is 1/e; fitted with weight decay 0.1."
+        DATA_DECAY,
+        gt=0,
+        description="R*: repetitions after which a token's worth is 1/e; fitted with weight decay 0.1.",
     )
 
     def effective_tokens(self, unique_K: np.ndarray, epochs_K: np.ndarray) -> np.ndarray:

@@ -34,9 +34,7 @@ def pool_of(lengths: list[int]) -> Candidates:
 def test_the_prefix_taken_is_the_best_by_brute_force(rows, passes, most):
     lengths, gains = (list(column) for column in zip(*rows, strict=True))
     budget = float(sum(lengths))
-    curve = curve_of(
-        MuennighoffData(most=most), np.cumsum(lengths), np.array(gains), budget, passes
-    )
+    curve = curve_of(MuennighoffData(most=most), np.cumsum(lengths), np.array(gains), budget, passes)
     values = []
     for k in range(1, len(rows) + 1):
         unique = sum(lengths[:k])
@@ -44,7 +42,7 @@ def test_the_prefix_taken_is_the_best_by_brute_force(rows, passes, most):
         worth = unique + unique * DECAY * (1 - math.exp(-(epochs - 1) / DECAY))
         values.append(sum(gains[:k]) / k * worth)
         assert curve.effective_K[k - 1] == pytest.approx(worth)
-    assert curve.value_K == pytest.approx(values, rel=1e-9, abs=1e-12)
+    assert curve.value == pytest.approx(values, rel=1e-9, abs=1e-12)
     if max(sum(gains[:k]) / k for k in range(1, len(rows) + 1)) <= 0:
         assert curve.best == len(rows) - 1
     elif max(values) > 0:
@@ -75,7 +73,7 @@ def test_equal_rows_are_each_seen_once_and_a_steep_ranking_is_repeated():
     steep = curve_of(law, unique, np.where(np.arange(100) < 20, 1.0, 0.0), 1000.0, 1.0)
     assert steep.best == 19
     assert steep.epochs_K[19] == pytest.approx(5.0)
-    assert steep.value_K[19] > 4 * steep.value_K[99] * 0.8
+    assert steep.value[19] > 4 * steep.value[99] * 0.8
 
 
 def run(folder: Path, epochs: float = 1.0, **config: object) -> tuple[LocalWork, object]:

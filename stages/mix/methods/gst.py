@@ -31,17 +31,15 @@ class Gst(Mixture):
         assert given.score_P is not None
         known = np.flatnonzero(np.isfinite(given.feature_PK).all(axis=1) & (given.feature_PK != 0).any(axis=1))
         label = spectral_groups(affinity(given.feature_PK[known]), groups=self.groups, most=self.most)
-        score = np.nan_to_num(given.score_P[known], nan=-np.inf)
-        rows = given.rows_P[known]
-        groups = [np.flatnonzero(label == group) for group in range(int(label.max()) + 1)]
-        near = [float(np.average(score[group], weights=rows[group])) for group in groups]
+        groups = [known[label == group] for group in range(int(label.max()) + 1)]
+        near = [_mean_score(given.score_P[group], given.rows_P[group]) for group in groups]
         place = np.argsort(np.argsort(-np.array(near), kind="stable"), kind="stable")
         phase_P = np.full(len(given.parts), len(near), dtype=np.int32)
         phase_P[known] = place[label]
         lines = []
         for phase, group in enumerate(np.argsort(place).tolist()):
-            names = ", ".join(given.parts[part] for part in known[groups[group]][:8])
-            lines.append((phase, names, float(f"{near[group]:.6g}")))
+            names = ", ".join(given.parts[part] for part in groups[group][:8])
+            lines.append((phase, names, None if np.isinf(near[group]) else float(f"{near[group]:.6g}")))
         return Mixed(
             given.prior,
             phase_P,
@@ -49,6 +47,12 @@ class Gst(Mixture):
             facts={"groups": len(near), "parts_without_a_feature": len(given.parts) - len(known)},
             tables=(Table(title="Groups", columns=("phase", "parts", "mean score"), rows=tuple(lines)),),
         )
+
+
+def _mean_score(score: np.ndarray, rows: np.ndarray) -> float:
+    """Return the mean over a group's rows, of its parts that have scores; −∞ where none has."""
+    scored = np.isfinite(score)
+    return float(np.average(score[scored], weights=rows[scored])) if scored.any() else -np.inf
 
 
 def affinity(feature_PK: np.ndarray) -> np.ndarray:

@@ -1,0 +1,188 @@
+"""OP-Mix's predicted loss of mixtures beside the loss after really training on them; Muennighoff's law to its value.
+
+Three sources of real text (school maths, web pages, instructions) with target rows of each kept apart. From a small real
+model one adapter is trained on each source; the target's losses between them are fitted by the surface that the mixture
+`op_mix` fits. Then adapters are really trained on mixtures that no fit has seen, the same steps and rows a step, other
+draws and other initial values, and their losses are ranked. How probes are trained (`PROBE`) was settled on other
+mixtures and seeds: `--tune` prints what it was chosen from.
+
+    python -m benchmarks.mixtures [--quick] [--tune] [--seeds N ...] [--data FOLDER] [--work FOLDER]
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.chain import Chain
+from data_contracts.cost import Cost
+from data_contracts.records import Result
+from stages.mix.probing import Probing
+
+if TYPE_CHECKING:
+    from stages.mix.lab import Lab
+
+CATEGORY = "Question Answering"
+"""Of Super-NaturalInstructions; its tasks are split, so that no target instruction stands in the pool."""
+ROWS = {"pool": 220, "target": 50}
+"""Of each source."""
+PROBE = Probing(steps=60, window=8, learning_rate=1e-3)
+PUBLISHED = ((6.34e9, 242e9, 25e9), 2.2256440889984477)
+"""Parameters, tokens, unique tokens and the loss that the authors' notebook prints for them."""
+POINTS = 20
+
+
+@dataclass
+class Bench:
+    """What a laboratory asks of the work it is done for: seeds, scratch, and charges."""
+
+    folder: Path
+    seed_number: int
+    spent: Cost = Cost()
+
+    def seed(self, *names: str | int) -> int:
+        return int(self.rng(*names).integers(2**62))
+
+    def rng(self, *names: str | int) -> np.random.Generator:
+        return np.random.default_rng([self.seed_number, *repr(names).encode()])
+
+    @contextmanager
+    def progress(self, what: str, total: float | None, unit: str) -> Iterator[Any]:
+        yield self
+
+    def advance(self, amount: float = 1) -> None:
+        """Nobody looks on."""
+
+    def charge(self, cause: str, cost: Cost) -> None:
+        self.spent += cost
+
+
+def read_sources(data: Path) -> dict[str, dict[str, list[dict[str, str]]]]:
+    """Return source → split → rows of prompt and completion, splits apart by task where there are tasks."""
+    found: dict[str, dict[str, list[dict[str, str]]]] = {}
+    with gzip.open(data / "gsm8k" / "train.jsonl.gz", "rt", encoding="utf-8") as lines:
+        maths = [json.loads(line) for line in lines]
+    rows = [{"prompt": row["question"], "completion": row["answer"]} for row in maths]
+    found["maths"] = {"pool": rows[: ROWS["pool"]], "target": rows[-ROWS["target"] :]}
+    web = [json.loads(line)["text"] for line in (data / "c4_demo" / "c4_demo.jsonl").open(encoding="utf-8")]
+    pages = [{"prompt": text[:60], "completion": text[60:500]} for text in web if len(text) > 200]
+    found["web"] = {"pool": pages[: ROWS["pool"]], "target": pages[ROWS["pool"] :][: ROWS["target"]]}
+    tasks: dict[str, list[dict[str, str]]] = {}
+    with gzip.open(data / "super_ni" / "super_ni_permissive_150.jsonl.gz", "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            if row["category"] == CATEGORY:
+                output = row["output"] if isinstance(row["output"], str) else row["output"][0]
+                prompt = f"{row['instruction']}\n{row['input']}"[-200:]
+                tasks.setdefault(row["task"], []).append({"prompt": prompt, "completion": output})
+    names = sorted(tasks)
+    split = {"target": names[:2], "pool": names[2:]}
+    split = {"target": names[:2], "pool": names[2:]}
+    found["questions"] = {}
+    for name, own in split.items():
+        each = -(-ROWS[name] // len(own))
+        found["questions"][name] = [row for task in own for row in tasks[task][:each]][: ROWS[name]]
+    return found
+
+
+def prepare(data: Path, folder: Path) -> tuple[Chain, Result, Result]:
+    """Write and tokenise the splits and warm the base up on the whole pool; return the store and what was given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = read_sources(data)
+    for split in ROWS:
+        with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as out:
+            for source, splits in sources.items():
+                out.writelines(json.dumps({"source": source, **row}) + "\n" for row in splits[split])
+    chain = Chain(
+        folder,
+        {
+            "name": "mixtures",
+            "model": {"path": str(data / "stories260k")},
+            "data": {
+                **{split: f"{split}.jsonl" for split in ROWS},
+                "validation_fraction": 0.05,
+                "holdout_fraction": 0.05,
+            },
+            "ingest": {"source_field": "source", "longest_tokens": 160, "truncation": "answer_end", "dedupe": "exact"},
+            "plan": {"techniques": [{"method": "full"}], "window": 8, "micro_batches": [8], "precision": "float32"},
+            "begin": {"fraction": 1.0},
+            "train": {"learning_rate": 2e-3, "warmup_steps": 4},
+        },
+    )
+    config = chain.config()
+    data = chain.call("ingest", config)
+    given = {"base": data.ref("base"), "pool_tokens": data.ref("pool_tokens")}
+    plan = chain.call("plan", config, **given, target_tokens=data.ref("target_tokens")).ref("plan")
+    return chain, data, chain.call("begin", config, **given, plan=plan, validation_tokens=data.ref("validation_tokens"))
+
+
+def laboratory(chain: Chain, data: Result, warm: Result, folder: Path, seed: int) -> Lab:
+    """Open a laboratory on the warmed-up model, with its own seeds."""
+    import torch
+
+    from data_contracts.arrow import TABLE_FILE, read_table
+    from data_contracts.config import TrainConfig
+    from data_contracts.records import ModelPin
+    from stages.mix.lab import Bench as Setting
+    from stages.mix.lab import Lab
+
+    torch.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    place = {name: chain.store.open(data.refs[name]) / TABLE_FILE for name in ("pool_tokens", "target_tokens")}
+    sources = np.array(read_table(place["pool_tokens"]).column("source").to_pylist())
+    _, part_N = np.unique(sources, return_inverse=True)
+    pin = chain.store.record(data.refs["base"], ModelPin)
+    setting = Setting(
+        pin,
+        chain.store.open(warm.refs["checkpoint"]),
+        place["pool_tokens"],
+        place["target_tokens"],
+        "cpu",
+        "float32",
+        4096,
+        TrainConfig(),
+    )
+    return Lab(setting, part_N.astype(np.int32), len(np.unique(sources)), Bench(folder, seed))
+
+
+def judged(
+    chain: Chain, data: Result, warm: Result, folder: Path, seed: int, how: Probing, count: int
+) -> dict[str, Any]:
+    """Fit the surface from one adapter a source, and really train on `count` mixtures drawn by `seed`."""
+    from stages.mix.surface import fit
+
+    began = time.perf_counter()
+    lab = laboratory(chain, data, warm, folder / f"probes-{seed}", seed)
+    parts = len(lab.groups)
+    rng = np.random.default_rng([seed, 1])
+    adapters = [lab.probe(str(part), np.eye(parts)[part], how) for part in range(parts)]
+    x_XP = np.vstack([np.eye(parts), rng.dirichlet(np.ones(parts), POINTS)])
+    y_XG = np.stack([lab.target_losses(adapters, x_P, None) for x_P in x_XP])
+    surface = fit(x_XP, y_XG, rng, starts=3)
+    probed = time.perf_counter() - began
+    held_MP = np.random.default_rng([seed, 2]).dirichlet(np.ones(parts), count)
+    said_MG = surface(held_MP)
+    between_MG = np.stack([lab.target_losses(adapters, x_P, None) for x_P in held_MP])
+    seen = []
+    for number, x_P in enumerate(held_MP):
+        other = laboratory(chain, data, warm, folder / f"trained-{seed}-{number}", 1000 * (seed + 1) + number)
+        seen.append(other.target_losses([other.probe("mixture", x_P, how)], np.ones(1), None))
+    return {
+        "groups": lab.groups,
+        "x": held_MP,
+        "said": said_MG,
+        "between": between_MG,
+        "seen": np.stack(seen),
+        "alone": y_XG[:parts],
+        "base": lab.target_losses([], np.zeros(0), None),
+        "probe_flops": lab.flops,
+        "seconds": (probed, time.perf_counter() - began),
+    }

@@ -1,10 +1,10 @@
 """OP-Mix's predicted loss of mixtures beside the loss after really training on them; Muennighoff's law to its value.
 
-Three sources of real text (school maths, web pages, instructions) with target rows of each kept apart. From a small real
-model one adapter is trained on each source; the target's losses between them are fitted by the surface that the mixture
-`op_mix` fits. Then adapters are really trained on mixtures that no fit has seen, the same steps and rows a step, other
-draws and other initial values, and their losses are ranked. How probes are trained (`PROBE`) was settled on other
-mixtures and seeds: `--tune` prints what it was chosen from.
+Three sources of real text (school maths, web pages, instructions) with target rows of each kept apart, and a small real
+model that is first trained on all of them, as the pipeline's warm-up does. From there one adapter is trained on each
+source, and the target's losses between them are fitted by the surface that the mixture `op_mix` fits. Then adapters are
+really trained on mixtures that no fit has seen, with the same steps and rows a step, other draws and other initial
+values, and their losses are compared. How probes are trained (`PROBE`) was settled on another seed than those judged.
 
     python -m benchmarks.mixtures [--quick] [--tune] [--seeds N ...] [--data FOLDER] [--work FOLDER]
 """
@@ -16,7 +16,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ class Bench:
 
     folder: Path
     seed_number: int
-    spent: Cost = Cost()
+    spent: Cost = field(default_factory=Cost)
 
     def seed(self, *names: str | int) -> int:
         return int(self.rng(*names).integers(2**62))

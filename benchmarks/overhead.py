@@ -24,8 +24,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cells import draw_categories, read_tasks, settings, write_splits
 from benchmarks.chain import report
-from benchmarks.selection_quality import draw_categories, read_tasks, settings, write_splits
 from data_contracts.records import Manifest
 from data_contracts.store import Store
 from flows.workspace import Workspace

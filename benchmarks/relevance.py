@@ -23,8 +23,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cells import draw_categories, read_tasks, settings
 from benchmarks.chain import Chain, report, total
-from benchmarks.selection_quality import draw_categories, read_tasks, settings
 from data_contracts.arrow import TABLE_FILE, read_table
 from data_contracts.method import names
 from data_contracts.records import Result

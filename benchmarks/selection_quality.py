@@ -1,198 +1,225 @@
-"""Does influence select better than chance? Real instructions, a real small model, every arm's FLOPs stated.
+"""Does choosing pay? Real rows, a real small model, every arm given the same FLOPs for all that it does.
 
-Super-NaturalInstructions is split by task, since all rows of a task share one instruction: a category's tasks are
-divided among target, validation, holdout and pool, and no task stands on two sides. Arms train on equal numbers of
-rows, share one learning-rate grid and choose rate and checkpoint on validation; the holdout is read once, at the end.
+Each arm runs the pipeline's own loop (`flows.pipeline.trained`) under one FLOPs budget, warm-up, scoring, probes,
+training and validation charged; rates come from one grid, rate and checkpoint are chosen on validation, and the holdout
+is read once. Budgets are told in passes over the pool. `auto` tries ways of choosing first and pays for that as well.
 
-    python -m benchmarks.selection_quality [--quick] [--seeds N ...] [--pool-rows N] [--data FOLDER] [--work FOLDER]
+    python -m benchmarks.selection_quality [--quick] [--seeds N ...] [--budgets B ...] [--jobs N] [--data F] [--work F]
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
+import os
 import tempfile
 from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.chain import Chain, report, total
+from benchmarks.cells import ARITHMETIC, draw_categories, read_tasks, settings, write_arithmetic, write_splits
+from benchmarks.chain import report
 from data_contracts.arrow import TABLE_FILE, read_table
-from data_contracts.config import Config
-from data_contracts.cost import Cost
-from data_contracts.records import Result
+from data_contracts.config import ArmConfig, Config, SelectConfig, parse
+from data_contracts.cost import Frozen
+from data_contracts.records import Decision, Origin, Plan, Ref, Result, Weighing
+from data_contracts.store import Store
+from flows.calling import call_directly
+from flows.pipeline import trained
+from flows.pipeline_run import PipelineRun
+from flows.race import expected_price, sections
+from flows.workspace import Workspace
+from stages.governor.payback import budget_fraction
 
-CATEGORY_SEED = 20260610
-SHARES = {"target": 2, "validation": 1, "holdout": 2, "pool": 2}
-ARMS = ("random", "influence", "target", "target+random", "target+influence")
+RATES = (1e-3, 3e-3)
+BUDGETS = (0.5, 2.0, 6.0)
+FULL_TABLE = 2.0
+"""The budget at which every arm runs; at the others those that `auto` chooses among."""
+WARM_UP = 0.05
+ARMS: dict[str, dict[str, Any]] = {
+    "random": {"name": "random", "selector": {"method": "random"}, "epochs": 1.0},
+    "bm25": {"name": "bm25", "scorer": {"method": "bm25"}},
+    "cascade": {
+        "name": "cascade",
+        "scorer": {"method": "influence"},
+        "coverage": {"method": "cascade", "filters": [{"method": "bm25", "keep": 0.4}]},
+        "passes": 1.0,
+    },
+    "influence": {"name": "influence", "scorer": {"method": "influence"}, "passes": 1.0},
+    "difficulty": {
+        "name": "difficulty",
+        "scorer": {"method": "perplexity"},
+        "selector": {"method": "top_k"},
+        "passes": 0.34,
+    },
+}
+BESIDE = ("full", "target", "target+random", "target+influence", "oracle")
 RESAMPLES = 10_000
 
 
-def read_tasks(data: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Return rows by category and task."""
-    tasks: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    with gzip.open(data / "super_ni" / "super_ni_permissive_150.jsonl.gz", "rt", encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            tasks[row["category"]][row["task"]].append(row)
-    return tasks
-
-
-def draw_categories(tasks: dict[str, dict[str, list[dict[str, Any]]]], count: int) -> list[str]:
-    """Return `count` of the categories with at least seven tasks, `Misc.` aside, drawn by a fixed seed."""
-    large = sorted(name for name, members in tasks.items() if len(members) >= 7 and name != "Misc.")
-    return sorted(np.random.default_rng(CATEGORY_SEED).choice(large, size=count, replace=False).tolist())
-
-
-def divide(names: list[str], rng: np.random.Generator) -> dict[str, list[str]]:
-    """Divide a category's tasks among the splits in proportion to `SHARES`, at least one each."""
-    order = rng.permutation(sorted(names)).tolist()
-    bounds = np.round(np.cumsum([0, *SHARES.values()]) / sum(SHARES.values()) * len(order)).astype(int)
-    return {split: order[low:high] for split, low, high in zip(SHARES, bounds[:-1], bounds[1:], strict=True)}
-
-
-def write_splits(
-    folder: Path, tasks: dict[str, dict[str, list[dict[str, Any]]]], category: str, seed: int, sizes: dict[str, int]
-) -> None:
-    """Write pool, target, validation and holdout of one cell, `sizes[split]` rows of each task."""
-    rng = np.random.default_rng([seed, *category.encode()])
-    members = divide(list(tasks[category]), rng)
-    members["pool"] = members["pool"] + sorted(
-        task for name, group in tasks.items() if name != category for task in group
-    )
-    by_task = {task: rows for group in tasks.values() for task, rows in group.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, names in members.items():
-        with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as out:
-            for task in names:
-                rows = by_task[task]
-                for index in sorted(rng.permutation(len(rows))[: sizes[split]].tolist()):
-                    kept = {key: rows[index][key] for key in ("task", "instruction", "input", "output")}
-                    out.write(json.dumps(kept, ensure_ascii=False) + "\n")
-
-
-def settings(model: Path, seed: int) -> dict[str, Any]:
+def values_for(model: Path, seed: int) -> dict[str, Any]:
     """Return the configuration that all cells share."""
+    shared = settings(model, seed)
     return {
-        "name": "selection-quality",
-        "seed": seed,
-        "model": {"path": str(model)},
-        "data": {split: f"{split}.jsonl" for split in ("pool", "target", "validation", "holdout")},
-        "ingest": {"source_field": "task", "task_field": "task", "longest_tokens": 256, "truncation": "prompt_start"},
-        "plan": {"techniques": [{"method": "full"}], "window": 16, "micro_batches": [16], "precision": "float32"},
-        "begin": {"fraction": 0.05},
-        "score": {"batch_tokens": 8192},
-        "train": {"learning_rate": 1e-3, "epochs": 2, "evaluations": 3, "warmup_steps": 4},
-        "govern": {"policy": {"method": "patience", "patience": 100}},
+        **shared,
+        "plan": {**shared["plan"], "window": 8, "micro_batches": [8]},
+        "begin": {"fraction": WARM_UP},
+        "train": {**shared["train"], "epochs": 1},
+        "govern": {"policy": {"method": "patience", "patience": 1000}, "rounds": 3, "evaluation_share": 0.0},
     }
 
 
+class Trial(PipelineRun):
+    """A run of the loop in this process, without Prefect; its warm-up has the rate that all trials share."""
+
+    def __init__(self, workspace: Workspace, store: Store, run: str, rate: float) -> None:
+        super().__init__(workspace, store, run, call_directly)
+        self._rate = rate
+
+    def _call(
+        self, workspace: Workspace, verb: str, name: str, inputs: dict[str, tuple[Ref, ...]], refresh: bool
+    ) -> Result:
+        train = workspace.config.train
+        if verb == "train":
+            train = train.model_copy(update={"learning_rate": self._rate})
+        elif verb in ("plan", "begin", "govern"):
+            train = train.model_copy(update={"epochs": 1.0})
+        return super()._call(workspace.with_sections({"train": train}), verb, name, inputs, refresh)
+
+
 class Cell:
-    """One category and seed: the shared stages once, then every arm."""
+    """One target and seed: its splits on disk and what every arm shares."""
 
-    def __init__(self, folder: Path, values: dict[str, Any], rates: tuple[float, ...]) -> None:
-        self.chain, self.rates = Chain(folder, values), rates
-        config = self.chain.config()
-        call = self.chain.call
-        self.data = call("ingest", config)
-        base = self.data.ref("base")
-        self.plan = call(
+    def __init__(self, folder: Path, values: dict[str, Any]) -> None:
+        self.folder, self.values = folder, values
+        self.store = Store(self.workspace(parse(values)).address)
+        self.run = self.store.open_run("cell", parse(values).model_dump(mode="json"))
+        self.plan, self.target_flops = self._prices(parse(values))
+
+    def workspace(self, config: Config) -> Workspace:
+        """Return a workspace on this cell's folder."""
+        return Workspace(config, self.folder / "lazytrain.yaml", "lazytrain.yaml")
+
+    def _prices(self, config: Config) -> tuple[Plan, int]:
+        trial = Trial(self.workspace(config), self.store, self.run, RATES[0])
+        data = trial.call("ingest")
+        planned = trial.call(
             "plan",
-            config,
-            base=base,
-            pool_tokens=self.data.ref("pool_tokens"),
-            target_tokens=self.data.ref("target_tokens"),
+            base=data.ref("base"),
+            pool=data.ref("pool"),
+            pool_tokens=data.ref("pool_tokens"),
+            target_tokens=data.ref("target_tokens"),
         )
-        self.warm = call(
-            "begin",
-            config,
-            base=base,
-            plan=self.plan.ref("plan"),
-            pool_tokens=self.data.ref("pool_tokens"),
-            validation_tokens=self.data.ref("validation_tokens"),
-        )
-        self.scores = call(
-            "score",
-            config,
-            base=base,
-            plan=self.plan.ref("plan"),
-            checkpoint=self.warm.ref("checkpoint"),
-            pool_tokens=self.data.ref("pool_tokens"),
-            target_tokens=self.data.ref("target_tokens"),
-        )
+        plan = trial.read(planned, "plan", Plan)
+        tokens = read_table(self.store.open(data.refs["target_tokens"]) / TABLE_FILE).column("n_tokens").to_numpy()
+        return plan, int(tokens.sum()) * plan.flops_per_token
 
-    def select(self, arm: str) -> Result:
-        """Return the selection of an arm: `rows` pool rows, the target's own, or both."""
+    def config(self, arm: str, budget: float) -> Config:
+        """Return an arm's configuration for a budget of so many passes over the pool."""
+        flops = int(budget * self.plan.pass_flops)
+        config = parse({**self.values, "budget": {"flops": flops}})
+        limit = flops - WARM_UP * self.plan.pass_flops
+        if arm == "auto":
+            return config.model_copy(
+                update={"auto": parse({**self.values, "auto": {"arms": list(ARMS.values())}}).auto}
+            )
+        if arm == "oracle":
+            config = config.model_copy(update={"data": config.data.model_copy(update={"pool": ("oracle.jsonl",)})})
         if arm == "target":
-            config = self.chain.config(select={"selector": {"method": "random"}, "fraction": 1.0})
-            return self.chain.call("select", config, pool_tokens=self.data.ref("target_tokens"))
-        method = "random" if arm.endswith("random") else "top_k"
-        with_target = arm.startswith("target+")
-        config = self.chain.config(
-            select={"selector": {"method": method}, "fraction": 0.1, "include_target": with_target}
-        )
-        return self.chain.call(
-            "select",
-            config,
-            pool_tokens=self.data.ref("pool_tokens"),
-            scores=self.scores.ref("scores") if method == "top_k" else (),
-            target_tokens=self.data.ref("target_tokens") if with_target else (),
-        )
+            alone = SelectConfig(selector={"method": "random"}, count=0, include_target=True)
+            return _with(config, {"select": alone, "train": _epochs(config, limit / self.target_flops)})
+        name = {"full": "random", "oracle": "random"}.get(arm, arm.removeprefix("target+"))
+        way = ArmConfig(**ARMS[name])
+        if arm.startswith("target+"):
+            config = _with(config, {"select": config.select.model_copy(update={"include_target": True})})
+        fraction = budget_fraction(max(1.0, limit - expected_price(way, self.plan)), self.plan.pass_flops, way.epochs)
+        if arm in ("full", "oracle"):
+            fraction = 1.0
+        passes = limit / (self.plan.pass_flops * fraction) * (100.0 if arm == "oracle" else 1.0)
+        return _with(config, {**sections(config, way, fraction), "train": _epochs(config, passes)})
 
-    def train(self, config: Config, selection: Result) -> Result:
-        """Train one segment from the warm-up's checkpoint."""
-        return self.chain.call(
-            "train",
-            config,
-            base=self.data.ref("base"),
-            plan=self.plan.ref("plan"),
-            tokens=(*self.data.ref("pool_tokens"), *self.data.ref("target_tokens")),
-            selection=selection.ref("selection"),
-            validation_tokens=self.data.ref("validation_tokens"),
-            checkpoint=self.warm.ref("checkpoint"),
-        )
+    def arm(self, arm: str, budget: float) -> dict[str, Any]:
+        """Run an arm over the grid, keep the rate that validation prefers, and read the holdout with it."""
+        found: list[dict[str, Any]] = []
+        for rate in RATES:
+            trial = Trial(self.workspace(self.config(arm, budget)), self.store, self.run, rate)
+            made = trained(trial)
+            costs = {step.run: step.cost.flops for step in trial.steps}
+            weighed = [step for step in trial.steps if step.stage == "weigh"]
+            record = self.store.record(weighed[0].refs["weighing"], Weighing) if weighed else None
+            decision: Decision = trial.decisions[-1]
+            found.append(
+                {
+                    "rate": rate,
+                    "made": made,
+                    "flops": sum(costs.values()),
+                    "validation": decision.best_loss,
+                    "chosen": record.chosen if record else ("random" if arm == "auto" else arm),
+                    "raced": record is not None,
+                    "forecast": next((item.expected_loss for item in record.arms if item.name == record.chosen), None)
+                    if record
+                    else None,
+                }
+            )
+        best = min(found, key=lambda item: item["validation"])
+        made = best.pop("made")
+        return {**best, "losses": self.losses(made.data, made.candidate)}
 
-    def lowest(self, trained: Result) -> float:
-        """Return a segment's lowest validation loss."""
-        curve = read_table(self.chain.store.open(trained.refs["curve"]) / TABLE_FILE)
-        return float(pc.min(curve.column("validation_loss")).as_py())
-
-    def losses(self, checkpoint: Result | None) -> dict[str, tuple[float, int, str]]:
-        """Return holdout (loss sum, answer tokens, task) by item, of a checkpoint or of the base."""
-        config = self.chain.config()
-        evaluated = self.chain.call(
+    def losses(self, data: Result, checkpoint: tuple[Ref, ...]) -> dict[str, tuple[float, int, str]]:
+        """Return holdout (loss sum, answer tokens, task) by item, of a checkpoint or, without one, of the base."""
+        evaluated = call_directly(
+            self.workspace(parse(self.values)),
             "evaluate",
-            config,
-            base=self.data.ref("base"),
-            holdout=self.data.ref("holdout"),
-            holdout_tokens=self.data.ref("holdout_tokens"),
-            checkpoint=checkpoint.ref("checkpoint") if checkpoint else (),
+            {
+                "base": data.ref("base"),
+                "holdout": data.ref("holdout"),
+                "holdout_tokens": data.ref("holdout_tokens"),
+                "checkpoint": checkpoint,
+            },
+            origin=Origin(run=self.run, name="evaluate"),
         )
-        table = read_table(self.chain.store.open(evaluated.refs["evaluation"]) / TABLE_FILE)
+        table = read_table(self.store.open(evaluated.refs["evaluation"]) / TABLE_FILE).to_pylist()
         wanted = "candidate" if checkpoint else "base"
-        rows = table.filter(pc.equal(table.column("model"), wanted)).to_pylist()
-        return {row["item_id"]: (row["loss_sum"], row["answer_tokens"], row["source"]) for row in rows}
-
-    def arm(self, arm: str) -> dict[str, Any]:
-        """Train an arm over the grid, keep the rate that validation prefers, and read the holdout with it."""
-        selection = self.select(arm)
-        tried = {rate: self.train(self.chain.config(train={"learning_rate": rate}), selection) for rate in self.rates}
-        best = min(tried, key=lambda rate: self.lowest(tried[rate]))
-        shared = [self.data, self.plan, self.warm] + ([self.scores] if arm.endswith("influence") else [])
         return {
-            "losses": self.losses(tried[best]),
-            "learning_rate": best,
-            "rows": selection.refs["selection"].rows,
-            "validation": self.lowest(tried[best]),
-            "cost": total(*shared, selection, tried[best]),
-            "cost_with_grid": total(*shared, selection, *tried.values()),
+            row["item_id"]: (row["loss_sum"], row["answer_tokens"], row["source"])
+            for row in table
+            if row["model"] == wanted
         }
+
+
+def _with(config: Config, sections_: dict[str, Frozen]) -> Config:
+    return config.model_copy(update=sections_)
+
+
+def _epochs(config: Config, passes: float) -> Frozen:
+    return config.train.model_copy(update={"epochs": max(1.0, passes)})
+
+
+def run_cell(task: tuple[str, int, Path, Path, bool, tuple[float, ...]]) -> dict[str, Any]:
+    """Run every arm of one cell at every budget and return what came of each."""
+    kind, seed, data, work, quick, budgets = task
+    folder = work / f"{kind.replace(' ', '-').lower()}-{seed}"
+    if kind == ARITHMETIC:
+        write_arithmetic(folder, data, seed, {"pool": 280, "target": 16, "validation": 16, "holdout": 48})
+    else:
+        sizes = {"pool": 3, "target": 8, "validation": 8, "holdout": 16}
+        write_splits(folder, read_tasks(data), kind, seed, sizes)
+    cell = Cell(folder, values_for(data / "stories260k", seed))
+    arms: dict[float, dict[str, dict[str, Any]]] = {}
+    for budget in budgets:
+        names = ["auto", *ARMS, *(BESIDE if budget == FULL_TABLE and not quick else ())]
+        arms[budget] = {name: cell.arm(name, budget) for name in names}
+        said = ", ".join(f"{name} {mean_loss(found['losses']):.3f}" for name, found in arms[budget].items())
+        Console(stderr=True).print(
+            f"{kind}, seed {seed}, {budget:g} passes: {said}; auto: {arms[budget]['auto']['chosen']}"
+        )
+    cell.store.close_run(cell.run, "FINISHED", None)
+    return {"kind": kind, "seed": seed, "arms": arms}
 
 
 def mean_loss(losses: dict[str, tuple[float, int, str]]) -> float:
@@ -200,92 +227,122 @@ def mean_loss(losses: dict[str, tuple[float, int, str]]) -> float:
     return sum(item[0] for item in losses.values()) / sum(item[1] for item in losses.values())
 
 
-def paired_interval(cells: list[dict[str, Any]], arm: str, other: str, seed: int = 0) -> tuple[float, float, float]:
-    """Return (mean, low, high) of arm − other over cells: nats a token, 95 %, by a bootstrap of cells, then of tasks.
+def differences(cells: list[dict[str, Any]], budget: float, arm: str, other: str) -> np.ndarray:
+    """Return arm − other, nats a token, one number a cell."""
+    found = [cell["arms"][budget] for cell in cells]
+    return np.array([mean_loss(arms[arm]["losses"]) - mean_loss(arms[other]["losses"]) for arms in found])
+
+
+def paired_interval(
+    cells: list[dict[str, Any]], budget: float, arm: str, other: str, level: float = 0.95, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return (mean, low, high) of arm − other over cells, nats a token, by a bootstrap of cells, then of tasks.
 
     Both arms of a resample keep the same cells, tasks and items, so only their difference varies.
     """
     rng = np.random.default_rng(seed)
     tables = []
     for cell in cells:
+        mine, theirs = (cell["arms"][budget][name]["losses"] for name in (arm, other))
         by_task: dict[str, list[tuple[float, int]]] = defaultdict(list)
-        for item, (loss, tokens, task) in cell[arm]["losses"].items():
-            by_task[task].append((loss - cell[other]["losses"][item][0], tokens))
-        sums = np.array([[sum(d for d, _ in rows), sum(n for _, n in rows)] for rows in by_task.values()], float)
-        tables.append(sums)
+        for item, (loss, tokens, task) in mine.items():
+            by_task[task].append((loss - theirs[item][0], tokens))
+        tables.append(
+            np.array([[sum(d for d, _ in rows), sum(n for _, n in rows)] for rows in by_task.values()], dtype=float)
+        )
     point = float(np.mean([table[:, 0].sum() / table[:, 1].sum() for table in tables]))
     draws = np.empty(RESAMPLES)
     for draw in range(RESAMPLES):
-        chosen = rng.integers(len(tables), size=len(tables))
         ratios = []
-        for index in chosen:
+        for index in rng.integers(len(tables), size=len(tables)):
             rows = tables[index][rng.integers(len(tables[index]), size=len(tables[index]))]
             ratios.append(rows[:, 0].sum() / rows[:, 1].sum())
         draws[draw] = np.mean(ratios)
-    low, high = np.quantile(draws, [0.025, 0.975])
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return point, float(low), float(high)
 
 
-def run(data: Path, work: Path, quick: bool, seeds: list[int], pool_rows: int | None) -> dict[str, Any]:
-    """Run every cell and return the figures."""
-    console = Console(stderr=True)
-    tasks = read_tasks(data)
-    sizes = {"pool": 3, "target": 6, "validation": 6, "holdout": 12}
-    if not quick:
-        sizes = {"pool": 4, "target": 8, "validation": 8, "holdout": 16}
-    sizes["pool"] = pool_rows or sizes["pool"]
-    categories = draw_categories(tasks, 1 if quick else 3)
-    seeds = seeds[:1] if quick else seeds
-    rates = (1e-3, 3e-3) if quick else (5e-4, 1.5e-3)
-    cells: list[dict[str, Any]] = []
-    rows: list[list[str]] = []
-    for category in categories:
-        for seed in seeds:
-            folder = work / f"{category.replace(' ', '-').lower()}-{seed}"
-            write_splits(folder, tasks, category, seed, sizes)
-            cell = Cell(folder, settings(data / "stories260k", seed), rates)
-            outcome: dict[str, dict[str, Any]] = {
-                "base": {"losses": cell.losses(None), "cost": Cost(), "rows": 0, "learning_rate": 0.0}
-            }
-            for arm in ARMS:
-                outcome[arm] = cell.arm(arm)
-            cells.append(outcome)
-            for arm, found in outcome.items():
-                said = f"{mean_loss(found['losses']):.4f}", f"{found['cost'].flops:.3e}"
-                rows.append([category, str(seed), arm, str(found["rows"]), f"{found['learning_rate']:g}", *said])
-            console.print(f"{category}, seed {seed}: " + ", ".join(f"{r[2]} {r[5]}" for r in rows[-len(outcome) :]))
-    table = Table("category", "seed", "arm", "rows", "rate", "holdout loss", "FLOPs, all charged")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=140).print(table)
-    figures: dict[str, Any] = {"cells": len(cells), "categories": categories, "seeds": seeds}
-    for arm in ("base", *ARMS):
-        figures[f"loss_{arm}"] = round(float(np.mean([mean_loss(cell[arm]["losses"]) for cell in cells])), 4)
-        figures[f"flops_{arm}"] = int(np.mean([cell[arm]["cost"].flops for cell in cells]))
-        if arm != "base":
-            figures[f"flops_with_grid_{arm}"] = int(np.mean([cell[arm]["cost_with_grid"].flops for cell in cells]))
-    for arm, other in (("influence", "random"), ("target+influence", "target+random"), ("target+influence", "target")):
-        point, low, high = paired_interval(cells, arm, other)
-        figures[f"{arm}_minus_{other}"] = [round(point, 4), round(low, 4), round(high, 4)]
-    figures["cells_won"] = sum(
-        mean_loss(cell["influence"]["losses"]) < mean_loss(cell["random"]["losses"]) for cell in cells
-    )
+def tables(cells: list[dict[str, Any]], budgets: tuple[float, ...]) -> None:
+    """Print what every arm reached at every budget, and what `auto` chose."""
+    out = Console(width=150)
+    for budget in budgets:
+        names = list(cells[0]["arms"][budget])
+        table = Table("cell", *names, "auto chose", title=f"holdout loss, {budget:g} passes over the pool")
+        for cell in cells:
+            arms = cell["arms"][budget]
+            said = [f"{mean_loss(arms[name]['losses']):.3f}" for name in names]
+            table.add_row(f"{cell['kind']} {cell['seed']}", *said, arms["auto"]["chosen"])
+        means = [np.mean([mean_loss(cell["arms"][budget][name]["losses"]) for cell in cells]) for name in names]
+        flops = [np.mean([cell["arms"][budget][name]["flops"] for cell in cells]) for name in names]
+        table.add_row("mean", *(f"{value:.3f}" for value in means), "")
+        table.add_row("FLOPs", *(f"{value:.2e}" for value in flops), "")
+        out.print(table)
+
+
+def figures_of(cells: list[dict[str, Any]], budgets: tuple[float, ...]) -> dict[str, Any]:
+    """Return the figures: per budget, auto against chance and against the best fixed arm; beside them the others."""
+    figures: dict[str, Any] = {"cells": len(cells)}
+    for budget in budgets:
+        key = f"at_{budget:g}_passes"
+        level = 1 - 0.05 / len(budgets)  # Bonferroni, the first step of Holm: what passes here passes there
+        fixed = {name: float(np.mean([mean_loss(c["arms"][budget][name]["losses"]) for c in cells])) for name in ARMS}
+        best = min(fixed, key=fixed.__getitem__)
+        auto = float(np.mean([mean_loss(cell["arms"][budget]["auto"]["losses"]) for cell in cells]))
+        spread = differences(cells, budget, "auto", "random")
+        found: dict[str, Any] = {
+            "loss_auto": round(auto, 4),
+            **{f"loss_{name}": round(value, 4) for name, value in fixed.items()},
+            "best_fixed": best,
+            "regret": round(auto / fixed[best] - 1, 4),
+            "auto_minus_random": [round(x, 4) for x in paired_interval(cells, budget, "auto", "random", level)],
+            "auto_minus_random_sd": round(float(spread.std(ddof=1)), 4) if len(spread) > 1 else None,
+            "cells_equal_to_random": int((spread == 0).sum()),
+            "chosen": {name: sum(cell["arms"][budget]["auto"]["chosen"] == name for cell in cells) for name in ARMS},
+            "raced": sum(cell["arms"][budget]["auto"]["raced"] for cell in cells),
+        }
+        for name in cells[0]["arms"][budget]:
+            if name not in ("auto", "random"):
+                found[f"{name}_minus_random"] = [
+                    round(x, 4) for x in paired_interval(cells, budget, name, "random", level)
+                ]
+        planted = [cell for cell in cells if cell["kind"] != ARITHMETIC]
+        if planted and len(planted) < len(cells):
+            found["auto_minus_random_by_category"] = [
+                round(x, 4) for x in paired_interval(planted, budget, "auto", "random", level)
+            ]
+        figures[key] = found
     return figures
+
+
+def run(data: Path, work: Path, quick: bool, seeds: list[int], budgets: tuple[float, ...], jobs: int) -> dict[str, Any]:
+    """Run every cell and return the figures."""
+    kinds = draw_categories(read_tasks(data), 1 if quick else 3) + ([] if quick else [ARITHMETIC])
+    tasks = [(kind, seed, data, work, quick, budgets) for seed in seeds for kind in kinds]
+    if jobs == 1:
+        cells = [run_cell(task) for task in tasks]
+    else:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            cells = list(pool.map(run_cell, tasks))
+    tables(cells, budgets)
+    return figures_of(cells, budgets)
 
 
 def main() -> None:
     """Parse the command line, run, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one cell, few rows: under 3 minutes")
+    parser.add_argument("--quick", action="store_true", help="one cell, one budget: under 3 minutes")
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the splits and of every arm")
-    parser.add_argument("--pool-rows", type=int, default=None, help="rows a task in the pool (4; 3 with --quick)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[200, 201, 202], help="of the splits and of every arm")
+    parser.add_argument("--budgets", type=float, nargs="+", default=None, help="passes over the pool (0.5 2 6; 2)")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at once, each in a process of its own")
     parser.add_argument("--work", type=Path, default=None, help="keep stores here, so that a second run adopts them")
     given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    budgets = tuple(given.budgets or ((FULL_TABLE,) if given.quick else BUDGETS))
+    seeds = given.seeds[:1] if given.quick else given.seeds
     with tempfile.TemporaryDirectory() as scratch:
-        report(
-            "selection_quality", run(given.data, given.work or Path(scratch), given.quick, given.seeds, given.pool_rows)
-        )
+        work = (given.work or Path(scratch)).resolve()
+        report("selection_quality", run(given.data, work, given.quick, seeds, budgets, given.jobs))
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ class SelectConfig(Frozen):
 
     selector: MethodSettings = Field(default_factory=lambda: {"method": "top_k"})
     fraction: float | None = Field(None, gt=0, le=1, description="Of the pool's rows.")
-    count: int | None = Field(None, ge=1)
+    count: int | None = Field(None, ge=0, description="Rows; 0 with `include_target` trains on the target alone.")
     tokens: int | None = Field(None, ge=1)
     include_target: bool = Field(False, description="Whether every target row is trained on too.")
     mixture: MethodSettings | None = Field(
@@ -162,6 +162,8 @@ class SelectConfig(Frozen):
     def _one(self) -> SelectConfig:
         if sum(value is not None for value in (self.fraction, self.count, self.tokens)) > 1:
             raise ValueError("give one of `fraction`, `count`, `tokens`")
+        if self.count == 0 and not self.include_target:
+            raise ValueError("`count: 0` leaves nothing to train on: set `include_target`, or a count of at least 1")
         return self
 
 

@@ -6,9 +6,11 @@ adopted, not repeated. What each stage computes is in `stages/`, how and where a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from prefect import flow
 
-from data_contracts.records import Decision, Plan, Promotion, Ref, Verdict
+from data_contracts.records import Decision, Plan, Promotion, Ref, Result, Verdict
 from flows.mixing import mixed
 from flows.order import ConfigFile, Place
 from flows.outcome import Outcome
@@ -29,15 +31,25 @@ def pipeline(
         resumes: A past run to go on with, by the configuration it recorded; unset goes by the file as it stands.
     """
     with opened(Workspace.read(config_file), stages=stages, resumes=resumes) as run:
-        return chain(run)
+        return concluded(run, trained(run))
 
 
-def chain(run: PipelineRun) -> Outcome:
-    """Make the calls of one run, in their order, and return what came of it."""
+@dataclass(frozen=True)
+class Trained:
+    """What the loop leaves: the data, the plan that stood last, the best checkpoint, and all that was chosen."""
+
+    data: Result
+    planned: Result
+    candidate: tuple[Ref, ...]
+    selections: tuple[Ref, ...]
+
+
+def trained(run: PipelineRun) -> Trained:
+    """Make the calls of one run up to the decision that stops it."""
     # The four splits, tokenised, and the base model pinned by digest.
     data = run.call("ingest")
     base, pool, target = data.ref("base"), data.ref("pool_tokens"), data.ref("target_tokens")
-    validation, holdout = data.ref("validation_tokens"), data.ref("holdout_tokens")
+    validation = data.ref("validation_tokens")
 
     # How training fits the budget, and a charged warm-up on a random selection: moments, losses, noise.
     planned = run.call("plan", base=base, pool=data.ref("pool"), pool_tokens=pool, target_tokens=target)
@@ -85,7 +97,7 @@ def chain(run: PipelineRun) -> Outcome:
                 example_losses=losses,
             )
         if won is not None:
-            trained, weighing = won.trained, won.weighed.ref("weighing")
+            segment, weighing = won.trained, won.weighed.ref("weighing")
             selection, scores, features, scorings = won.selection, won.scores, won.features, won.scores
             mixture, unmixed = won.mixture, len(losses)
             selections += won.selections
@@ -131,7 +143,7 @@ def chain(run: PipelineRun) -> Outcome:
                 )
                 selection = selected.ref("selection")
                 selections += selection
-            trained = run.call(
+            segment = run.call(
                 "train",
                 base=base,
                 plan=plan,
@@ -142,10 +154,10 @@ def chain(run: PipelineRun) -> Outcome:
                 checkpoint=checkpoint,
                 decision=decided.ref("decision"),
             )
-        checkpoint = trained.ref("checkpoint")
-        curves += trained.ref("curve")
+        checkpoint = segment.ref("checkpoint")
+        curves += segment.ref("curve")
         checkpoints += checkpoint
-        losses += trained.ref("example_losses")
+        losses += segment.ref("example_losses")
         decided = run.call(
             "govern",
             curve=curves,
@@ -156,14 +168,20 @@ def chain(run: PipelineRun) -> Outcome:
         )
         decision = run.read(decided, "decision", Decision)
 
+    best = tuple(ref for ref in checkpoints if ref.digest == decision.best)[:1]
+    return Trained(data, planned, best, selections)
+
+
+def concluded(run: PipelineRun, made: Trained) -> Outcome:
+    """Make the calls that judge what was trained, and return what came of the run."""
+    data, candidate, base = made.data, made.candidate, made.data.ref("base")
     # The best checkpoint against the base and the current champion, on the holdout; the verdict is pure.
-    candidate = tuple(ref for ref in checkpoints if ref.digest == decision.best)[:1]
     champion, champion_base = run.champion(candidate)
     evaluated = run.call(
         "evaluate",
         base=base,
         holdout=data.ref("holdout"),
-        holdout_tokens=holdout,
+        holdout_tokens=data.ref("holdout_tokens"),
         checkpoint=candidate,
         champion=champion,
         champion_base=champion_base,
@@ -173,7 +191,7 @@ def chain(run: PipelineRun) -> Outcome:
         evaluation=evaluated.ref("evaluation"),
         candidate=candidate,
         champion=champion,
-        selection=selections,
+        selection=made.selections,
         pool=data.ref("pool"),
         target=data.ref("target"),
         holdout=data.ref("holdout"),
@@ -185,10 +203,10 @@ def chain(run: PipelineRun) -> Outcome:
         candidate=candidate,
         base=base,
         evaluation=evaluated.ref("evaluation"),
-        plan=plan,
+        plan=made.planned.ref("plan"),
     )
     return run.outcome(
-        plan=run.read(planned, "plan", Plan),
+        plan=run.read(made.planned, "plan", Plan),
         verdict=run.read(judged, "verdict", Verdict),
         promotion=run.read(promoted, "promotion", Promotion),
     )

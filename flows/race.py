@@ -71,10 +71,11 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
             example_losses.
     """
     auto, plan = run.config.auto, run.read(planned, "plan", Plan)
-    limit = spendable(run.read(decided, "decision", Decision), plan)
+    decision = run.read(decided, "decision", Decision)
+    limit, step = spendable(decision, plan), int(decision.numbers["least_segment_flops"] or 0) / 2
     shared = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
     arms = (auto.arms[0], *(arm for arm in auto.arms[1:] if expected_price(arm, plan) <= auto.most_price * limit))
-    if len(arms) == 1 or not tells(auto, plan, limit, shared["pool_tokens"][0].rows):
+    if len(arms) == 1 or not tells(auto, limit, step):
         fraction = arms[0].fraction or budget_fraction(limit, plan.pass_flops, arms[0].epochs)
         run.settle({**sections(run.config, arms[0], fraction), "train": _to_the_end(run.config, limit, fraction, plan)})
         return None
@@ -132,10 +133,9 @@ def expected_price(arm: ArmConfig, plan: Plan) -> float:
     return share * plan.pass_flops
 
 
-def tells(auto: AutoConfig, plan: Plan, limit: float, rows: int) -> bool:
-    """Return whether a probe's share of `limit` FLOPs makes `auto.least_steps` steps, on rows of mean length."""
-    window = plan.micro_batch * plan.accumulation * max(1, plan.workers)
-    return auto.probe_share * limit >= auto.least_steps * window * plan.pass_flops / rows
+def tells(auto: AutoConfig, limit: float, step: float) -> bool:
+    """Return whether a probe's share of `limit` FLOPs makes `auto.least_steps` steps of `step` FLOPs."""
+    return auto.probe_share * limit >= auto.least_steps * step
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:
     arms = auto.arms or parse({**workspace.config.model_dump(), "auto": {"arms": NAMED}}).auto.arms
     flops = workspace.config.budget.flops
     budget = float(flops if flops is not None else plan.pass_flops)
-    enough = tells(auto, plan, budget, pool_rows)
+    enough = tells(auto, budget, plan.micro_batch * plan.accumulation * plan.pass_flops / pool_rows)
     rows = []
     for number, arm in enumerate(arms):
         price = expected_price(arm, plan)

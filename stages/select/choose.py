@@ -64,6 +64,9 @@ def choose(
             "look at the quarantine of the score stage",
         )
     quota = Quota.of(config, len(pool))
+    if quota.rows == 0:
+        none = Choice(np.empty(0, dtype=np.int64))
+        return Chosen(_table(none, pool, target_ids, replayed(none, pool, quota, (), rng)), method, none.rows, quota)
     law = None if config.repetition is None else resolve(Repetition, config.repetition, "select.repetition")
     curves: dict[str, Curve] = {}
 

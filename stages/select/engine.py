@@ -96,14 +96,14 @@ def _summary(pool: Candidates, chosen: Chosen, refused: int) -> Summary:
         "chosen_tokens": int(taken.sum(dtype=np.int64)),
         "target_rows": table.num_rows - len(rows) - chosen.replayed,
         "not_scorable": refused,
-        "mean_tokens_chosen": round(float(taken.mean()), 1),
+        "mean_tokens_chosen": round(float(taken.mean()), 1) if len(rows) else None,
         "mean_tokens_pool": round(float(pool.lengths_N.mean()), 1),
     }
     if chosen.replayed:
         facts["replayed_rows"] = chosen.replayed
     if chosen.curves:
         facts["visited_tokens"] = int(taken.astype(np.int64) @ table.column("repeats").to_numpy()[: len(rows)])
-    if pool.score_N is not None:
+    if pool.score_N is not None and len(rows):
         facts["lowest_score_chosen"] = float(f"{np.nanmin(pool.score_N[rows]):.6g}")
     counts = table.group_by("mixture").aggregate([([], "count_all")])
     order = pc.sort_indices(counts, [("count_all", "descending"), ("mixture", "ascending")])

@@ -140,6 +140,17 @@ def test_target_rows_stand_behind_the_pools_and_outside_the_quota(tmp_path: Path
     assert summary.facts["target_rows"] == 2
 
 
+def test_none_of_the_pool_trains_on_the_target_alone_and_only_where_that_is_asked(tmp_path: Path) -> None:
+    work, summary = run(tmp_path, count=0, include_target=True, selector={"method": "random"})
+    assert [(row["example_id"], row["mixture"]) for row in work.rows("selection")] == [
+        ("t1", "target"),
+        ("t2", "target"),
+    ]
+    assert (summary.facts["chosen"], summary.facts["target_rows"]) == (0, 2)
+    with pytest.raises(ValueError, match="leaves nothing to train on"):
+        SelectConfig(count=0)
+
+
 def test_top_k_without_scores_and_scores_of_another_pool_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there are none"):
         run(tmp_path / "1", count=2)

@@ -1,0 +1,114 @@
+"""Cells of a comparison: real data divided into pool, target, validation and holdout, no task on two sides.
+
+Super-NaturalInstructions is split by task, since all rows of a task share one instruction: a category's tasks are
+divided among the four, every other task goes to the pool. The other kind of pool has no categories: raw web documents
+and worked arithmetic, with arithmetic as the target.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CATEGORY_SEED = 20260610
+SHARES = {"target": 2, "validation": 1, "holdout": 2, "pool": 2}
+WEB_CHARACTERS = 500
+"""Of a web document, so that it is no longer than the longest row."""
+ARITHMETIC = "arithmetic and web text"
+
+Tasks = dict[str, dict[str, list[dict[str, Any]]]]
+
+
+def read_tasks(data: Path) -> Tasks:
+    """Return rows by category and task."""
+    tasks: Tasks = defaultdict(lambda: defaultdict(list))
+    with gzip.open(data / "super_ni" / "super_ni_permissive_150.jsonl.gz", "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            tasks[row["category"]][row["task"]].append(row)
+    return tasks
+
+
+def draw_categories(tasks: Tasks, count: int) -> list[str]:
+    """Return `count` of the categories with at least seven tasks, `Misc.` aside, drawn by a fixed seed."""
+    large = sorted(name for name, members in tasks.items() if len(members) >= 7 and name != "Misc.")
+    return sorted(np.random.default_rng(CATEGORY_SEED).choice(large, size=count, replace=False).tolist())
+
+
+def divide(names: list[str], rng: np.random.Generator) -> dict[str, list[str]]:
+    """Divide a category's tasks among the splits in proportion to `SHARES`, at least one each."""
+    order = rng.permutation(sorted(names)).tolist()
+    bounds = np.round(np.cumsum([0, *SHARES.values()]) / sum(SHARES.values()) * len(order)).astype(int)
+    return {split: order[low:high] for split, low, high in zip(SHARES, bounds[:-1], bounds[1:], strict=True)}
+
+
+def settings(model: Path, seed: int) -> dict[str, Any]:
+    """Return a configuration that reads a cell's splits and trains a small model on them."""
+    return {
+        "name": "selection-quality",
+        "seed": seed,
+        "model": {"path": str(model)},
+        "data": {split: f"{split}.jsonl" for split in ("pool", "target", "validation", "holdout")},
+        "ingest": {"source_field": "task", "task_field": "task", "longest_tokens": 256, "truncation": "prompt_start"},
+        "plan": {"techniques": [{"method": "full"}], "window": 16, "micro_batches": [16], "precision": "float32"},
+        "begin": {"fraction": 0.05},
+        "score": {"batch_tokens": 8192},
+        "train": {"learning_rate": 1e-3, "epochs": 2, "evaluations": 3, "warmup_steps": 4},
+        "govern": {"policy": {"method": "patience", "patience": 100}},
+    }
+
+
+def write_splits(folder: Path, tasks: Tasks, category: str, seed: int, sizes: dict[str, int]) -> None:
+    """Write the splits of one category, `sizes[split]` rows of each task, and `oracle`: the pool's own rows of it."""
+    rng = np.random.default_rng([seed, *category.encode()])
+    members = divide(list(tasks[category]), rng)
+    own = members["pool"]
+    members["pool"] = own + sorted(task for name, group in tasks.items() if name != category for task in group)
+    by_task = {task: rows for group in tasks.values() for task, rows in group.items()}
+    for split, names in members.items():
+        rows = [
+            {key: by_task[task][index][key] for key in ("task", "instruction", "input", "output")}
+            for task in names
+            for index in sorted(rng.permutation(len(by_task[task]))[: sizes[split]].tolist())
+        ]
+        write(folder / f"{split}.jsonl", rows)
+        if split == "pool":
+            write(folder / "oracle.jsonl", [row for row in rows if row["task"] in own])
+
+
+def write_arithmetic(folder: Path, data: Path, seed: int, sizes: dict[str, int]) -> None:
+    """Write the splits of the pool without categories; `sizes` are rows a split, half of the pool's are web text."""
+    rng = np.random.default_rng([seed, 8])
+    with gzip.open(data / "gsm8k" / "train.jsonl.gz", "rt", encoding="utf-8") as lines:
+        problems = [json.loads(line) for line in lines]
+    with (data / "c4_demo" / "c4_demo.jsonl").open(encoding="utf-8") as lines:
+        documents = [json.loads(line)["text"][:WEB_CHARACTERS] for line in lines]
+    order = iter(rng.permutation(len(problems)).tolist())
+    web = rng.permutation(len(documents))[: sizes["pool"] // 2].tolist()
+    splits = {"target": sizes["target"], "validation": sizes["validation"], "holdout": sizes["holdout"]}
+    splits["pool"] = sizes["pool"] - len(web)
+    for split, count in splits.items():
+        rows = [
+            {"task": f"problem {index}", "instruction": problems[index]["question"], "input": "",
+             "output": problems[index]["answer"]}
+            for index in (next(order) for _ in range(count))
+        ]  # fmt: skip
+        if split == "pool":
+            write(folder / "oracle.jsonl", rows)
+            rows += [
+                {"task": f"document {index}", "instruction": documents[index][:80], "input": "",
+                 "output": documents[index][80:]}
+                for index in web
+            ]  # fmt: skip
+        write(folder / f"{split}.jsonl", rows)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows as JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

@@ -1,0 +1,141 @@
+"""A race of ways of choosing through the pipeline's own loop, in this process: a tiny model, real stages, a real store."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from data_contracts.config import ARMS, ArmConfig, AutoConfig, load
+from data_contracts.records import Plan, Weighing
+from data_contracts.store import Store
+from flows.calling import call_directly
+from flows.pipeline import trained
+from flows.pipeline_run import PipelineRun
+from flows.race import expected_price, sections
+from flows.workspace import Workspace
+from tests.flows.small_run import lay_out
+
+pytestmark = pytest.mark.shared
+BUDGET = 12 * 10**10
+
+
+def opened(path) -> PipelineRun:
+    workspace = Workspace.read(path)
+    store = Store(workspace.address)
+    return PipelineRun(workspace, store, store.open_run("race", {}), call_directly)
+
+
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory, shared):
+    """Return (configuration file, run, what it trained) of a race whose pool is half useless for the target."""
+    folder = tmp_path_factory.mktemp("race")
+    path = lay_out(
+        folder,
+        shared,
+        budget={"flops": BUDGET},
+        auto={"arms": ["random", "bm25", "influence"], "probe_share": 0.08, "least_steps": 1, "confidence": 0.9},
+        plan={"window": 4, "micro_batches": [4], "techniques": [{"method": "full"}], "precision": "float32"},
+        govern={"rounds": 2},
+        train={"evaluations": 2},
+    )
+    rng = np.random.default_rng(0)
+    rows = [json.loads(line) for line in (folder / "pool.jsonl").read_text().splitlines()]
+    noise = [
+        {"prompt": "".join(rng.choice(list("qxzjkv #@"), 80)), "completion": "".join(rng.choice(list("QXZJKV~^"), 60))}
+        for _ in rows
+    ]
+    (folder / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + noise))
+    run = opened(path)
+    return path, run, trained(run)
+
+
+def step(run, name):
+    return next(item for item in run.steps if item.name == name)
+
+
+def test_every_arm_is_chosen_and_trained_with_equal_flops_and_the_winner_goes_on(raced):
+    _, run, _ = raced
+    names = [item.name for item in run.steps]
+    assert [name for name in names if name.startswith("train")][:3] == ["train-random", "train-bm25", "train-influence"]
+    spent = [step(run, f"train-{arm}").cost.flops for arm in ("random", "bm25", "influence")]
+    assert max(spent) < 1.5 * min(spent)
+    assert max(spent) <= 0.08 * BUDGET
+    weighing = run.store.record(step(run, "weigh-arms").refs["weighing"], Weighing)
+    assert [arm.name for arm in weighing.arms] == ["random", "bm25", "influence"]
+    assert weighing.chosen == "bm25" or weighing.chosen == "influence", weighing  # half the pool is noise
+    assert f"select-{weighing.chosen}-whole" in names
+    after = next(item for item in run.steps if item.name == "train-round-2")
+    assert after.refs["checkpoint"] != step(run, f"train-{weighing.chosen}").refs["checkpoint"]
+
+
+def test_what_trying_cost_is_charged_to_the_decisions_that_follow(raced):
+    _, run, _ = raced
+    before, after = run.decisions[0], run.decisions[1]
+    race = [item for item in run.steps if item.name.split("-")[0] in ("score", "select", "train", "weigh")]
+    race = race[: [item.name for item in race].index("weigh-arms") + 1]
+    assert before.remaining.flops - after.remaining.flops == sum(item.cost.flops for item in race)
+
+
+def test_a_sample_is_scored_before_the_race_and_the_whole_pool_only_for_the_winner(raced):
+    _, run, _ = raced
+    scores = run.store.open(step(run, "score-influence").refs["scores"])
+    from data_contracts.arrow import TABLE_FILE, read_table
+
+    exact = read_table(scores / TABLE_FILE).column("exact").to_pylist()
+    assert 0 < sum(exact) <= 0.25 * len(exact)
+
+
+def test_the_same_race_again_is_reused_whole_with_the_same_decision(raced):
+    path, first, made = raced
+    again = opened(path)
+    remade = trained(again)
+    assert all(item.cached for item in again.steps)
+    assert (remade.candidate, again.decisions) == (made.candidate, first.decisions)
+
+
+def test_a_budget_too_small_to_tell_settles_on_the_first_arm_and_spends_nothing_on_trying(raced):
+    path, _, _ = raced
+    workspace = Workspace.read(path)
+    auto = workspace.config.auto.model_copy(update={"least_steps": 50})
+    store = Store(workspace.address)
+    run = PipelineRun(workspace.with_sections({"auto": auto}), store, store.open_run("declined", {}), call_directly)
+    trained(run)
+    names = [item.name for item in run.steps]
+    assert not [name for name in names if name.startswith("weigh") or name.endswith(("-bm25", "-influence"))]
+    assert run.config.select.selector == {"method": "random"}
+
+
+def plan_of(pass_flops):
+    return Plan(
+        technique={}, precision="float32", micro_batch=1, accumulation=1, packed=False, row_tokens=1, trainable=1,
+        peak_bytes=1, phases={}, flops_per_token=1, flops_per_token_forward=1, pass_flops=pass_flops, why="",
+    )  # fmt: skip
+
+
+def test_the_price_is_what_the_filters_let_through_and_text_is_free():
+    plan = plan_of(1000)
+    assert expected_price(ArmConfig(**ARMS["bm25"]), plan) == 0
+    assert expected_price(ArmConfig(**ARMS["influence"]), plan) == 1000
+    assert expected_price(ArmConfig(**ARMS["cascade"]), plan) == pytest.approx(400)
+
+
+def test_a_sampled_cascade_keeps_its_filters_and_draws_behind_them(tmp_path, shared):
+    config = load(lay_out(tmp_path, shared))
+    made = sections(config, ArmConfig(**ARMS["cascade"]), 0.05, sample=0.2)
+    assert made["score"].coverage == {
+        "method": "cascade",
+        "filters": [{"method": "bm25", "keep": 0.4}, {"method": "random", "keep": 0.2}],
+    }
+    assert made["select"].fraction == 0.05
+
+
+def test_arms_are_named_once_and_two_at_least():
+    assert [arm.name for arm in AutoConfig(arms=("random", "bm25")).arms] == ["random", "bm25"]
+    with pytest.raises(ValueError, match="nothing to beat"):
+        AutoConfig(arms=("random",))
+    with pytest.raises(ValueError, match="a name of its own"):
+        AutoConfig(arms=("random", "random"))
+    with pytest.raises(ValueError, match="one of random, bm25, cascade, influence"):
+        AutoConfig(arms=("random", "bm52"))

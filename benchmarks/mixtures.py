@@ -11,8 +11,11 @@ values, and their losses are compared. How probes are trained (`PROBE`) was sett
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,11 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
-from benchmarks.chain import Chain
+from benchmarks.chain import Chain, report
 from data_contracts.cost import Cost
 from data_contracts.records import Result
+from stages.governor.laws.muennighoff import Muennighoff
 from stages.mix.probing import Probing
+from stages.statistics.rank import spearman
 
 if TYPE_CHECKING:
     from stages.mix.lab import Lab
@@ -186,3 +193,64 @@ def judged(
         "probe_flops": lab.flops,
         "seconds": (probed, time.perf_counter() - began),
     }
+
+
+def shown(found: dict[str, Any], parts: tuple[str, ...], seed: int) -> None:
+    """Print each mixture that was trained, with what was said of it."""
+    table = Table(title=f"Seed {seed}: mean target loss of mixtures, nats an answer token")
+    for name in (*parts, "said", "between adapters", "trained"):
+        table.add_column(name, justify="right")
+    for number, x_P in enumerate(found["x"]):
+        losses = (found[name][number].mean() for name in ("said", "between", "seen"))
+        table.add_row(*(f"{value:.2f}" for value in x_P), *(f"{value:.3f}" for value in losses))
+    Console().print(table)
+
+
+def main() -> None:
+    """Judge every seed and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="one seed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103])
+    parser.add_argument("--mixtures", type=int, default=8, help="really trained, a seed")
+    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    parser.add_argument("--work", type=Path, default=None, help="keep the stores here")
+    options = parser.parse_args()
+    if not options.data.is_dir():
+        raise SystemExit(f"benchmarks.mixtures needs the data folder: {options.data} is absent (--data FOLDER)")
+    seeds = options.seeds[:1] if options.quick else options.seeds
+    folder = options.work or Path(tempfile.mkdtemp(prefix="mixtures-"))
+    found = []
+    try:
+        chain, data, warm = prepare(options.data.resolve(), folder / "store")
+        for seed in seeds:
+            found.append(judged(chain, data, warm, folder, seed, PROBE, options.mixtures))
+            shown(found[-1], found[-1]["groups"], seed)
+    finally:
+        if options.work is None:
+            shutil.rmtree(folder)
+    of_mean = [spearman(cell["said"].mean(axis=1), cell["seen"].mean(axis=1)) for cell in found]
+    of_group = [
+        spearman(cell["said"][:, group], cell["seen"][:, group])
+        for cell in found
+        for group in range(len(cell["groups"]))
+    ]
+    arguments, value = PUBLISHED
+    report(
+        "mixtures",
+        {
+            "opmix_rank_correlation": round(float(np.mean(of_mean)), 3),
+            "opmix_rank_correlation_each_seed": [round(value, 3) for value in of_mean],
+            "opmix_rank_correlation_of_groups": round(float(np.mean(of_group)), 3),
+            "opmix_mixtures": sum(len(cell["x"]) for cell in found),
+            "opmix_error_nats": round(
+                float(np.mean([np.abs(cell["said"].mean(1) - cell["seen"].mean(1)).mean() for cell in found])), 4
+            ),
+            "opmix_range_nats": round(float(np.mean([np.ptp(cell["seen"].mean(1)) for cell in found])), 4),
+            "muennighoff_unit_error": abs(Muennighoff().loss(*arguments) - value),
+            "seeds": seeds,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

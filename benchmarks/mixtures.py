@@ -178,10 +178,9 @@ def judged(
     held_MP = np.random.default_rng([seed, 2]).dirichlet(np.ones(parts), count)
     said_MG = surface(held_MP)
     between_MG = np.stack([lab.target_losses(adapters, x_P, None) for x_P in held_MP])
-    seen = []
+    other, seen = laboratory(chain, data, warm, folder / f"trained-{seed}", 1000 + seed), []
     for number, x_P in enumerate(held_MP):
-        other = laboratory(chain, data, warm, folder / f"trained-{seed}-{number}", 1000 * (seed + 1) + number)
-        seen.append(other.target_losses([other.probe("mixture", x_P, how)], np.ones(1), None))
+        seen.append(other.target_losses([other.probe(f"mixture-{number}", x_P, how)], np.ones(1), None))
     return {
         "groups": lab.groups,
         "x": held_MP,

@@ -42,7 +42,9 @@ def cached(runs: Runs) -> dict[str, bool]:
 def test_a_run_ends_in_a_verdict_on_measured_losses(first):
     runs, printed = first
     rows = {row.name: row for row in runs.attempts()}
-    assert {row.stage for row in rows.values()} == set(VERBS) - {"mix", "weigh"}, "what the configuration does not ask for"
+    assert {row.stage for row in rows.values()} == set(VERBS) - {"mix", "weigh"}, (
+        "what the configuration does not ask for"
+    )
     verdict = runs.store.record(rows["judge"].refs["verdict"], Verdict)
     assert verdict.outcome in ("promote", "hold", "reject")
     evaluation = rows["evaluate"].refs["evaluation"]

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
@@ -20,6 +20,7 @@ def test_the_published_value_comes_out_to_a_billionth():
     assert LAW.loss(6.34e9, 242e9, 25e9) == pytest.approx(2.2256440889984477, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(st.floats(1.0, 1e12), st.floats(0.0, 100.0))
 def test_each_repetition_is_worth_less_by_an_exponential(unique, repetitions):
     added, _ = quad(lambda r: math.exp(-r / DATA_DECAY), 0, repetitions)

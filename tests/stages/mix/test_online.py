@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given as drawn
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from data_contracts.errors import ConfigError
@@ -22,6 +23,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None)
 @drawn(STEPS, st.floats(0, 0.99))
 def test_odm_is_the_papers_recursion_written_out(rows, alpha):
     rows = sorted(rows, key=lambda row: row[0])
@@ -50,6 +52,7 @@ def test_odm_starts_with_equal_shares_and_a_part_with_more_loss_gets_more_later(
     assert later[0] > later[1] == later[2] > 0
 
 
+@settings(deadline=None)
 @drawn(STEPS, st.floats(0.1, 5), st.floats(0, 0.1))
 def test_doremi_is_exponentiated_gradient_on_the_excess_at_least_zero_of_each_visit(rows, eta, smoothing):
     share, reference = np.array([0.5, 0.2, 0.3]), {"a": 1.0, "b": 2.0, "c": 0.5}

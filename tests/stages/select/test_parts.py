@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_contracts.config import SelectConfig
@@ -57,6 +57,7 @@ def parts(work: LocalWork) -> list[str]:
     return [row["mixture"] for row in work.rows("selection")]
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 60),
     st.lists(st.tuples(st.floats(0, 1), st.integers(0, 30)), min_size=1, max_size=6),

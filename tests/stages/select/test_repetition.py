@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_contracts.config import SelectConfig, TrainConfig
@@ -30,6 +30,7 @@ def pool_of(lengths: list[int]) -> Candidates:
     return Candidates(ids, sources, np.array(lengths, np.int32), None)
 
 
+@settings(deadline=None)
 @given(ROWS, st.floats(1, 3), st.floats(1, 20))
 def test_the_prefix_taken_is_the_best_by_brute_force(rows, passes, most):
     lengths, gains = (list(column) for column in zip(*rows, strict=True))
@@ -49,6 +50,7 @@ def test_the_prefix_taken_is_the_best_by_brute_force(rows, passes, most):
         assert values[curve.best] == pytest.approx(max(values), rel=1e-9)
 
 
+@settings(deadline=None)
 @given(ROWS, st.floats(1, 3))
 def test_all_visits_stay_within_the_budget_and_use_it_up_to_a_row(rows, passes):
     lengths, gains = (list(column) for column in zip(*rows, strict=True))

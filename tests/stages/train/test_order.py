@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_contracts.errors import ConfigError
@@ -39,6 +39,7 @@ def test_windows_can_be_asked_for_in_any_order(repeats, epochs, window):
 PHASED = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), min_size=1, max_size=30)
 
 
+@settings(deadline=None)
 @given(PHASED, st.integers(1, 2), st.integers(1, 12), st.integers(0, 9))
 def test_a_phase_ends_before_the_next_begins_in_every_epoch_and_rows_repeat_only_after_all_were_visited(
     rows, epochs, window, seed

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from rich.console import Console
@@ -32,6 +32,7 @@ from data_contracts.cost import Cost
 from data_contracts.records import Result
 from stages.governor.laws.muennighoff import Muennighoff
 from stages.mix.probing import Probing
+from stages.stage import Work
 from stages.statistics.rank import spearman
 
 if TYPE_CHECKING:
@@ -125,10 +126,11 @@ def prepare(data: Path, folder: Path) -> tuple[Chain, Result, Result]:
         },
     )
     config = chain.config()
-    data = chain.call("ingest", config)
-    given = {"base": data.ref("base"), "pool_tokens": data.ref("pool_tokens")}
-    plan = chain.call("plan", config, **given, target_tokens=data.ref("target_tokens")).ref("plan")
-    return chain, data, chain.call("begin", config, **given, plan=plan, validation_tokens=data.ref("validation_tokens"))
+    made = chain.call("ingest", config)
+    given = {"base": made.ref("base"), "pool_tokens": made.ref("pool_tokens")}
+    plan = chain.call("plan", config, **given, target_tokens=made.ref("target_tokens")).ref("plan")
+    warm = chain.call("begin", config, **given, plan=plan, validation_tokens=made.ref("validation_tokens"))
+    return chain, made, warm
 
 
 def laboratory(chain: Chain, data: Result, warm: Result, folder: Path, seed: int) -> Lab:
@@ -157,7 +159,8 @@ def laboratory(chain: Chain, data: Result, warm: Result, folder: Path, seed: int
         4096,
         TrainConfig(),
     )
-    return Lab(setting, part_N.astype(np.int32), len(np.unique(sources)), Bench(folder, seed))
+    work = cast(Work, Bench(folder, seed))  # all of it that a laboratory asks for
+    return Lab(setting, part_N.astype(np.int32), len(np.unique(sources)), work)
 
 
 def judged(
@@ -205,6 +208,11 @@ def shown(found: dict[str, Any], parts: tuple[str, ...], seed: int) -> None:
     Console().print(table)
 
 
+def correlation(said_M: np.ndarray, seen_M: np.ndarray) -> float:
+    """Return the rank correlation; 0 where either side is constant and so ranks nothing."""
+    return spearman(said_M, seen_M) or 0.0
+
+
 def main() -> None:
     """Judge every seed and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -227,9 +235,9 @@ def main() -> None:
     finally:
         if options.work is None:
             shutil.rmtree(folder)
-    of_mean = [spearman(cell["said"].mean(axis=1), cell["seen"].mean(axis=1)) for cell in found]
+    of_mean = [correlation(cell["said"].mean(axis=1), cell["seen"].mean(axis=1)) for cell in found]
     of_group = [
-        spearman(cell["said"][:, group], cell["seen"][:, group])
+        correlation(cell["said"][:, group], cell["seen"][:, group])
         for cell in found
         for group in range(len(cell["groups"]))
     ]
@@ -242,9 +250,9 @@ def main() -> None:
             "opmix_rank_correlation_of_groups": round(float(np.mean(of_group)), 3),
             "opmix_mixtures": sum(len(cell["x"]) for cell in found),
             "opmix_error_nats": round(
-                float(np.mean([np.abs(cell["said"].mean(1) - cell["seen"].mean(1)).mean() for cell in found])), 4
+                float(np.mean([abs(cell["said"].mean(axis=1) - cell["seen"].mean(axis=1)).mean() for cell in found])), 4
             ),
-            "opmix_range_nats": round(float(np.mean([np.ptp(cell["seen"].mean(1)) for cell in found])), 4),
+            "opmix_range_nats": round(float(np.mean([np.ptp(cell["seen"].mean(axis=1)) for cell in found])), 4),
             "muennighoff_unit_error": abs(Muennighoff().loss(*arguments) - value),
             "seeds": seeds,
         },

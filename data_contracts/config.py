@@ -257,9 +257,9 @@ class AutoConfig(Frozen):
     arms: tuple[Arm, ...] = Field(
         (),
         max_length=16,
-        description="Two at least, by name (random, bm25, cascade, influence) or by settings; none: nothing is tried.",
+        description="By name (random, bm25, cascade, influence) or settings. One is used untried; none: `auto` is off.",
     )
-    probe_share: float = Field(0.03, gt=0, le=0.2, description="Share of what may be spent that an arm's probe trains.")
+    probe_share: float = Field(0.03, gt=0, le=0.2, description="What an arm's probe trains, of what may be spent.")
     sample: float = Field(0.2, gt=0, le=1, description="Share of the pool that the probe of a dear arm scores.")
     most_price: float = Field(
         0.5,
@@ -273,8 +273,6 @@ class AutoConfig(Frozen):
     @model_validator(mode="after")
     def _named(self) -> AutoConfig:
         names = [arm.name for arm in self.arms]
-        if len(names) == 1:
-            raise ValueError(f"one arm has nothing to beat: name another beside {names[0]}, `random` say")
         if len(set(names)) < len(names):
             raise ValueError(f"each arm has a name of its own, they are {', '.join(names)}")
         return self

@@ -116,6 +116,14 @@ def module_of(family: type[Method], name: str) -> str:
     return point.module
 
 
+def name_in(settings: Mapping[str, Any], where: str) -> str:
+    """Return the method's name in an opaque config mapping. Raises `ConfigError` where there is none."""
+    name = settings.get("method")
+    if not isinstance(name, str):
+        raise ConfigError(f"`{where}.method` is the name of a method", f"it is {name!r}", "set it; docs/ lists them")
+    return name
+
+
 def resolve(family: type[M], settings: Mapping[str, Any], where: str) -> M:
     """Build the method that an opaque config mapping `{method: name, …}` asks for.
 
@@ -126,15 +134,10 @@ def resolve(family: type[M], settings: Mapping[str, Any], where: str) -> M:
 
     Raises `ConfigError` with the nearest field name for an unknown setting or a value out of range.
     """
-    settings = dict(settings)
-    name = settings.pop("method", None)
-    if not isinstance(name, str):
-        raise ConfigError(
-            f"`{where}.method` is the name of a method", f"it is {name!r}", f"one of: {', '.join(names(family))}"
-        )
+    name = name_in(settings, where)
     cls = find(family, name)
     try:
-        return cls(**settings)
+        return cls(**{field: value for field, value in settings.items() if field != "method"})
     except ValidationError as error:
         raise ConfigError(
             f"`{where}` holds settings of {name}", describe(error, cls, where), f"fields: {', '.join(cls.model_fields)}"

@@ -165,11 +165,27 @@ class Plan(Frozen):
     trainable: int = Field(ge=0)
     peak_bytes: int = Field(ge=0, description="Predicted, largest phase.")
     phases: dict[str, int] = Field(description="Predicted bytes by phase.")
+    allowed_bytes: int | None = Field(None, description="Memory that may be taken: the budget's less headroom.")
+    score_bytes: dict[str, int] = Field(
+        default_factory=dict,
+        description="Predicted for influence of the longest row alone on one target group, by its form: backward, "
+        "forward. Empty where memory has no limit.",
+    )
     flops_per_token: int = Field(ge=0, description="Training: forward+backward.")
     flops_per_token_forward: int = Field(ge=0)
     pass_flops: int = Field(ge=0, description="Predicted for training once on every row of the pool.")
     why: str
     considered: tuple[dict[str, Any], ...] = ()
+
+    def backward_bytes(self, groups: int) -> int:
+        """Return the memory that influence on so many target groups needs, row by row, with activations kept."""
+        return self.score_bytes.get("backward", 0) + 4 * (groups - 1) * self.trainable
+
+    def short_of_memory(self, groups: int) -> bool:
+        """Whether that exceeds what is allowed, and the forward form, which keeps no activations, needs less."""
+        if self.allowed_bytes is None or not self.score_bytes or self.backward_bytes(groups) <= self.allowed_bytes:
+            return False
+        return self.score_bytes["forward"] < self.score_bytes["backward"]
 
 
 class Decision(Frozen):

@@ -14,6 +14,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,26 +28,32 @@ if TYPE_CHECKING:
     from prefect.server.api.server import SubprocessASGIServer
 
 
-def start_server() -> None:
-    """Start this process's embedded server, unless one is named; it ends with this process.
+@contextmanager
+def starting_server() -> Iterator[None]:
+    """Start this process's embedded server, unless one is named; what stands inside is done while it starts.
 
-    Raises `TransientError` where it ends at once or does not answer in time.
+    It answers when the block is left, and ends with this process. Raises `TransientError` where it ends at once or does
+    not answer in time.
     """
-    if "PREFECT_API_URL" in os.environ:  # as `prepare` asks: only without it is there a folder for a server
-        return
-    from prefect.server.api.server import SubprocessASGIServer
-
-    server = SubprocessASGIServer()  # the one that Prefect's clients of this process ask for
-    if server.running:
+    if "PREFECT_API_URL" in os.environ or _running():  # as `prepare` asks: only without it is there a folder for one
+        yield
         return
     with FileLock(Path(os.environ["PREFECT_HOME"]) / "start.lock"):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as bound:
             bound.bind(("127.0.0.1", 0))
-            server.port = bound.getsockname()[1]
-            server.server_process = _launch(bound)
-        server.running = True
+            port, process = bound.getsockname()[1], _launch(bound)
+        from prefect.server.api.server import SubprocessASGIServer  # two seconds, after the launch
+
+        server = SubprocessASGIServer()  # the one that Prefect's clients of this process ask for
+        server.port, server.server_process, server.running = port, process, True
         atexit.register(server.stop)
+        yield
         _wait(server)
+
+
+def _running() -> bool:
+    module = sys.modules.get("prefect.server.api.server")
+    return module is not None and bool(module.SubprocessASGIServer().running)
 
 
 def _launch(bound: socket.socket) -> subprocess.Popen[bytes]:

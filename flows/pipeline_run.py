@@ -160,6 +160,8 @@ def opened(
     store = Store(workspace.address)
     if resumes is not None:
         workspace = workspace.recorded(store.run_config(resumes))
+    if stages == "in_process":
+        workspace.check()  # elsewhere the stages' own runners are asked
     run = store.open_run(name or workspace.config.name, workspace.config.model_dump(mode="json"), resumes=resumes)
     pipeline_run = PipelineRun(workspace, store, run, partial(call, stages=stages))
     try:

@@ -76,8 +76,9 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     shared = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
     arms = (auto.arms[0], *(arm for arm in auto.arms[1:] if expected_price(arm, plan) <= auto.most_price * limit))
     if len(arms) == 1 or not tells(auto, limit, step):
-        fraction = arms[0].fraction or budget_fraction(limit, plan.pass_flops, arms[0].epochs)
-        run.settle({**sections(run.config, arms[0], fraction), "train": _to_the_end(run.config, limit, fraction, plan)})
+        left = max(1.0, limit - expected_price(arms[0], plan))
+        fraction = arms[0].fraction or budget_fraction(left, plan.pass_flops, arms[0].epochs)
+        run.settle({**sections(run.config, arms[0], fraction), "train": _to_the_end(run.config, left, fraction, plan)})
         return None
     tried = [_try(run, arm, plan, limit, shared) for arm in arms]
     weighed = run.call_for(

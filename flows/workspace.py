@@ -46,6 +46,23 @@ class Workspace:
         values = {**values, "store": self.config.store.model_dump(mode="json")}
         return replace(self, config=parse(values, "the configuration that the run recorded"))
 
+    def check(self) -> Workspace:
+        """Return this workspace; every stage is asked what it would refuse of its settings once its turn comes.
+
+        Raises `ConfigError` or `MethodError` with the nearest valid name.
+        """
+        from stages.admission import parse_slice
+        from stages.stage import VERBS, find_stage
+
+        for verb in VERBS:
+            parse_slice(find_stage(verb), self.config.slice(verb))
+        for arm in self.config.auto.arms:
+            score = {**self.config.slice("score")["score"], "scorer": arm.scorer, "coverage": arm.coverage}
+            parse_slice(find_stage("score"), {"seed": self.config.seed, "score": score})
+            select = {"selector": arm.selector, "fraction": arm.fraction}
+            parse_slice(find_stage("select"), {"seed": self.config.seed, "select": select})
+        return self
+
     @property
     def root(self) -> Path:
         """The folder of the configuration file."""

@@ -19,15 +19,20 @@ from stages.stage import Artifact, Inputs, Stage, Takes
 
 
 def parse_slice(stage: Stage[Any], values: Mapping[str, Any]) -> Any:
-    """Return the stage's config built from `values`. Raises `ConfigError` with the nearest name of an unknown key."""
+    """Return the stage's config built from `values`, its methods' settings checked.
+
+    Raises `ConfigError` with the nearest name of an unknown key, and what `Stage.check` raises.
+    """
     try:
-        return stage.config(**values)
+        config = stage.config(**values)
     except ValidationError as error:
         raise ConfigError(
             f"the configuration of {stage.verb} keeps its schema",
             describe(error, stage.config, ""),
             f"it reads the sections {', '.join(stage.config.model_fields)}",
         ) from error
+    stage.check(config)
+    return config
 
 
 def open_inputs(store: Store, stage: Stage[Any], request: Request) -> Inputs:

@@ -21,7 +21,7 @@ from data_contracts.arrow import TABLE_FILE, TableWriter, read_batches, read_tab
 from data_contracts.cost import Cost, Frozen
 from data_contracts.errors import ArtifactError, ConfigError
 from data_contracts.ledger import Ledger
-from data_contracts.method import Method, nearest
+from data_contracts.method import Method, name_in, nearest, resolve
 from data_contracts.records import MEASURED, RECORD_FILE, Ref, Summary
 
 C = TypeVar("C", bound=Frozen)
@@ -214,9 +214,22 @@ class Stage(Generic[C]):
     effect: ClassVar[bool] = False
     """An effect changes something outside its artifacts and is never adopted from a commit."""
 
-    def methods(self, config: C) -> Iterable[tuple[type[Method], str]]:
-        """Return (family, name) of each configured method, importing no method: they enter the stage's version."""
+    def chosen(self, config: C) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
+        """Return (family, settings, config path) of each method that the configuration chooses, importing none."""
         return ()
+
+    def methods(self, config: C) -> Iterable[tuple[type[Method], str]]:
+        """Return (family, name) of each method that may be used, importing none: they enter the stage's version.
+
+        Raises `ConfigError` where a name is none.
+        """
+        return [(family, name_in(settings, where)) for family, settings, where in self.chosen(config)]
+
+    def check(self, config: C) -> None:
+        """Raise `MethodError` or `ConfigError`, with the nearest valid name, for a method or a setting that `run` would
+        refuse: it is asked before anything is done, by a pipeline before its first stage."""
+        for family, settings, where in self.chosen(config):
+            resolve(family, settings, where)
 
     def external(self, config: C, root: Path) -> dict[str, Any]:
         """Return what replaces user paths in the identity: the config slice's canonical form with content digests.

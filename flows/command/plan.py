@@ -44,7 +44,7 @@ def plan(
 ) -> None:
     """Say what would be done and what it costs, without training."""
     if model is None:
-        workspace = Workspace.read(file)
+        workspace = Workspace.read(file).check()
         made, pool_rows = preview(workspace)
         if explain:
             from flows.command.explain import explain_arms

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from flows.command.screen import console, screen
-from flows.embedded import start_server
+from flows.embedded import starting_server
 from flows.environment import prepare
 from flows.outcome import Outcome
 from flows.workspace import CONFIG_FILE, Workspace
@@ -43,15 +43,19 @@ def execute(config: Path, report: Path | None = None, *, resumes: str | None = N
     Raises `ConfigError` before anything starts, and whatever a stage refuses.
     """
     workspace = Workspace.read(config)
+    if resumes is None:
+        workspace.check()
     prepare(workspace.home, offline=workspace.offline)
-    from flows.calling import REPORTER
-    from flows.command.summary import show_outcome
-    from flows.pipeline import pipeline
-
     file, home = workspace.shown(workspace.file), workspace.shown(workspace.home)
     console().print(f"running {file} (state under {home})", soft_wrap=True)
-    REPORTER.set(screen())
-    start_server()
+    with starting_server():
+        from data_contracts.store import Store
+        from flows.calling import REPORTER
+        from flows.command.summary import show_outcome
+        from flows.pipeline import pipeline
+
+        REPORTER.set(screen())
+        Store(workspace.address)  # brings its database up to date
     outcome: Outcome = pipeline(str(workspace.file), resumes=resumes)
     show_outcome(outcome, workspace)
     if report is not None:

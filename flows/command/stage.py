@@ -15,7 +15,7 @@ from data_contracts.errors import ConfigError
 from data_contracts.method import nearest
 from flows.command.screen import console, screen, show
 from flows.command.status import match
-from flows.embedded import start_server
+from flows.embedded import starting_server
 from flows.environment import prepare
 from flows.workspace import CONFIG_FILE, Workspace
 from stages.stage import VERBS
@@ -39,15 +39,15 @@ def stage(
         raise ConfigError("the name of a stage", f"no stage is called {name!r}", nearest(name, list(VERBS)))
     workspace = Workspace.read(config)
     prepare(workspace.home, offline=workspace.offline)
-    from data_contracts.store import Store
-    from flows.calling import REPORTER
-    from flows.order import StageOrder
-    from flows.stage_flows import STAGE_FLOWS
+    with starting_server():
+        from data_contracts.store import Store
+        from flows.calling import REPORTER
+        from flows.order import StageOrder
+        from flows.stage_flows import STAGE_FLOWS
 
-    store = Store(workspace.address)
-    past = match(list(store.runs()), run)
+        store = Store(workspace.address)
+        past = match(list(store.runs()), run)
     REPORTER.set(screen())
-    start_server()
     result = STAGE_FLOWS[name](str(workspace.file), StageOrder(run=past.run, round=round_number, refresh=True))
     show(store.read_manifest(result.run).summary)
     console().print(f"attempt {result.run}; run {past.run} is as it was", soft_wrap=True)

@@ -7,7 +7,7 @@ compare models pair by pair. This module is light: torch is loaded inside `run`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from data_contracts.config import EvaluateConfig
 from data_contracts.cost import Frozen
@@ -38,11 +38,11 @@ class Evaluate(Stage[EvaluateSlice]):
     }
     gives: ClassVar[Mapping[str, str]] = {"evaluation": "evaluation"}
 
-    def methods(self, config: EvaluateSlice) -> Iterable[tuple[type[Method], str]]:
+    def chosen(self, config: EvaluateSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
         """Return the configured tasks."""
         from stages.evaluate.task import Task
 
-        return [(Task, str(settings.get("method"))) for settings in config.evaluate.tasks]
+        return [(Task, settings, f"evaluate.tasks[{i}]") for i, settings in enumerate(config.evaluate.tasks)]
 
     def run(self, config: EvaluateSlice, inputs: Inputs, work: Work) -> Summary:
         """Evaluate; see `engine.evaluate_models`."""

@@ -7,7 +7,8 @@ wall time enters only where the budget sets seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from data_contracts.config import BudgetConfig, GovernConfig, TrainConfig
 from data_contracts.cost import Frozen
@@ -38,11 +39,11 @@ class Govern(Stage[GovernSlice]):
     }
     gives = {"decision": "decision"}  # noqa: RUF012
 
-    def methods(self, config: GovernSlice) -> Iterable[tuple[type[Method], str]]:
+    def chosen(self, config: GovernSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
         """Return the configured policy."""
         from stages.governor.policy import Policy
 
-        return [(Policy, str(config.govern.policy.get("method")))]
+        return [(Policy, config.govern.policy, "govern.policy")]
 
     def run(self, config: GovernSlice, inputs: Inputs, work: Work) -> Summary:
         """Write the decision."""

@@ -41,19 +41,26 @@ class Differences:
     def __post_init__(self) -> None:
         named = dict(self.model.named_parameters())
         self._moved = [(named[name], direction) for name, direction in self.directions.items()]
-        self._saved = [parameter.detach().clone() for parameter, _ in self._moved]
-        weights = sum(float(value.double().square().sum()) for value in self._saved) ** 0.5
+        weights = sum(float(value.detach().double().square().sum()) for value, _ in self._moved) ** 0.5
         self.groups = len(self._moved[0][1])
         self._unit_J = [
             weights / max(1e-300, sum(float(d[j].double().square().sum()) for _, d in self._moved) ** 0.5)
             for j in range(self.groups)
         ]
         self.step_J = [STEPS[0]] * self.groups
+        self._keep()
+
+    def _keep(self) -> None:
+        self._saved = [parameter.detach().clone() for parameter, _ in self._moved]
 
     @property
     def passes(self) -> int:
         """Forward passes that one batch takes."""
         return 2 * self.groups if self.central else self.groups + 1
+
+    def extra_flops(self, batch: TokenBatch) -> int:
+        """Return the operations beyond those of `passes` forward passes over `batch`."""
+        return 0
 
     def of(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return product_DJ (float64), loss_sum_D (central: the mean of both sides, off by ε²) and answer_tokens_D."""
@@ -61,21 +68,26 @@ class Differences:
         columns, middle_N = [], here_N
         for group in range(self.groups):
             epsilon = self.step_J[group] * self._unit_J[group]
-            with self._at(group, epsilon):
-                ahead_N = self._losses(batch)
             if here_N is None:
-                with self._at(group, -epsilon):
-                    behind_N = self._losses(batch)
+                ahead_N, behind_N = self._both(batch, group, epsilon)
                 middle_N = (ahead_N + behind_N) / 2 if middle_N is None else middle_N
                 columns.append((ahead_N - behind_N) / (2 * epsilon))
             else:
-                columns.append((ahead_N - here_N) / epsilon)
+                columns.append((self._moved_losses(batch, group, epsilon) - here_N) / epsilon)
         assert middle_N is not None
         owner_N, documents = batch.answers.document_N, len(batch.example_ids)
         slope_NJ = torch.stack(columns, dim=1)
         product_DJ = slope_NJ.new_zeros(documents, self.groups).index_add_(0, owner_N, slope_NJ)
         loss_D = middle_N.new_zeros(documents).index_add_(0, owner_N, middle_N)
         return product_DJ, loss_D, torch.bincount(owner_N, minlength=documents)
+
+    def _both(self, batch: TokenBatch, group: int, epsilon: float) -> tuple[Tensor, Tensor]:
+        """Return loss_N at θ + εd and at θ − εd."""
+        return self._moved_losses(batch, group, epsilon), self._moved_losses(batch, group, -epsilon)
+
+    def _moved_losses(self, batch: TokenBatch, group: int, epsilon: float) -> Tensor:
+        with self._at(group, epsilon):
+            return self._losses(batch)
 
     def _losses(self, batch: TokenBatch) -> Tensor:
         """Return the loss of each answer token in float64: differences are taken before anything is summed."""

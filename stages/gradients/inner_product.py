@@ -3,7 +3,8 @@
 For a linear layer with inputs a and output gradients b, the gradient of one document is Σ_t b_t a_tᵀ, so its product
 with a direction V is Σ_t b_tᵀ V a_t: one matrix product the size of the weight gradient that training would compute.
 For several directions the document's gradient of one layer is formed inside the batch and multiplied once, where that
-takes fewer operations. Every other module is differentiated along V, so all of them are exact.
+takes fewer operations; directions given as thin factors (`low_rank.py`) are contracted through those. Every other
+module is differentiated along V, so all of them are exact.
 Shapes: D documents, J directions, B rows, T positions, N rows given to a layer, i and o a layer's inputs and outputs.
 """
 
@@ -19,6 +20,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from data_contracts.errors import ModelError
+from stages.gradients.low_rank import Factors, contract
 from stages.gradients.passes import FORMED_BYTES, TappedPass
 from stages.gradients.taps import Call, owners
 from stages.model.batch import TokenBatch
@@ -55,6 +57,7 @@ class InnerProducts(TappedPass):
         model: evaluated as it is (call `eval()` first: dropout would make the products random).
         directions: parameter name (as in `model.named_parameters()`) to a tensor (J, *parameter.shape). A parameter
             that is not named takes no part, and backward goes no deeper than the lowest named one.
+        factors: weights of linear layers whose directions are given so instead, each with the same J.
         autocast: dtype of the forward pass; None computes in the weights' own. Products add up in float64 either way.
         beside: another that is shown the same passes (see `TappedPass`).
 
@@ -67,14 +70,17 @@ class InnerProducts(TappedPass):
         model: nn.Module,
         directions: Mapping[str, Tensor],
         *,
+        factors: Mapping[str, Factors] | None = None,
         autocast: torch.dtype | None = None,
         beside: TappedPass | None = None,
     ) -> None:
-        self.groups = next(iter(directions.values())).shape[0] if directions else 0
+        self._factors = dict(factors or {})
+        counts = [value.shape[0] for value in directions.values()] + [len(f.bounds) - 1 for f in self._factors.values()]
+        self.groups = counts[0] if counts else 0
         self.extra_flops = 0
-        """Operations beyond those of the weight gradients that a training step would compute instead."""
+        """Operations beyond those of training's weight gradients; thin factors take fewer, and make this negative."""
         self._directions = dict(directions)
-        self._owners = owners(model, directions)
+        self._owners = owners(model, [*directions, *self._factors])
         super().__init__(model, self._owners, autocast=autocast, beside=beside)
         self._head = plain(model).get_output_embeddings()
         self._seen: set[str] = set()
@@ -103,7 +109,7 @@ class InnerProducts(TappedPass):
         """After the first batch with an answer: every named parameter was met."""
         if self._checked or not len(self._batch.answers.label_N):
             return
-        missed = sorted(set(self._directions) - self._seen)
+        missed = sorted({*self._directions, *self._factors} - self._seen)
         if missed:
             raise ModelError(
                 "a trainable parameter acts through the module that owns it",
@@ -115,14 +121,18 @@ class InnerProducts(TappedPass):
     def _visit(self, call: Call) -> None:
         own = self._owners[call.module]
         self._seen.update(own.values())
-        direction = {attribute: self._directions[name] for attribute, name in own.items()}
+        direction = {a: self._directions[name] for a, name in own.items() if name in self._directions}
         places = self._places(call)
         forward = type(call.module).forward
         if forward in (nn.Linear.forward, Conv1D.forward):
             given_Ni, gradient_No = call.given.flatten(0, -2), call.gradient.flatten(0, -2)
             if "bias" in direction:
                 self._add(places, gradient_No.to(direction["bias"].dtype) @ direction["bias"].T)
-            if "weight" in direction:
+            if (factors := self._factors.get(own.get("weight", ""))) is not None:
+                count, (outputs, inputs) = len(given_Ni), (factors.left_oR.shape[0], factors.right_Ri.shape[1])
+                self.extra_flops += factors.flops(count) - 2 * count * outputs * inputs
+                self._add(places, contract(factors, given_Ni, gradient_No))
+            elif "weight" in direction:
                 weight_Joi = direction["weight"]
                 if forward is Conv1D.forward:
                     weight_Joi = weight_Joi.transpose(1, 2)

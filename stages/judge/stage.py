@@ -6,7 +6,7 @@ It also looks for the holdout in what was trained on, and writes every meeting d
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from data_contracts.config import JudgeConfig
 from data_contracts.cost import Frozen
@@ -37,11 +37,11 @@ class Judge(Stage[JudgeSlice]):
     }
     gives: ClassVar[Mapping[str, str]] = {"verdict": "verdict", "contamination": "contamination"}
 
-    def methods(self, config: JudgeSlice) -> Iterable[tuple[type[Method], str]]:
+    def chosen(self, config: JudgeSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
         """Return the configured gates."""
         from stages.judge.gate import Gate
 
-        return [(Gate, str(settings.get("method"))) for settings in config.judge.gates]
+        return [(Gate, settings, f"judge.gates[{i}]") for i, settings in enumerate(config.judge.gates)]
 
     def run(self, config: JudgeSlice, inputs: Inputs, work: Work) -> Summary:
         """Judge; see `engine.judge`."""

@@ -48,9 +48,9 @@ class Mix(Stage[MixSlice]):
     }
     gives: ClassVar[Mapping[str, str]] = {"mixture": "mixture"}
 
-    def methods(self, config: MixSlice) -> Iterable[tuple[type[Method], str]]:
+    def chosen(self, config: MixSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
         """Return the configured mixture."""
-        return [(Mixture, str((config.select.mixture or {}).get("method")))]
+        return [(Mixture, config.select.mixture, "select.mixture")] if config.select.mixture is not None else []
 
     def external(self, config: MixSlice, root: Path) -> dict[str, Any]:
         """Return the mixture, whether shares are of tokens, and the settings of the optimizer."""

@@ -7,8 +7,9 @@ itself fails where it moves from one phase to another.) The layers between lie b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -101,6 +102,21 @@ class Estimator:
                 process=PROCESS_BYTES[self.device],
             )
         return held
+
+    def scoring(self, shape: Shape, trainable: int) -> dict[str, int]:
+        """Return the bytes of influence of one row on one target group, by form.
+
+        Backward: weights, the direction, and all activations (nothing is recomputed); the taps keep what training's
+        weight gradients would have kept. Forward: a copy of what is moved instead, and one layer's share of those.
+        """
+        phases = self.phases(replace(shape, checkpoint_activations=False, packed=False), 1, 1)
+        weights, process = phases["forward"].weights, phases["forward"].process
+        activations = max(phases[name].activations for name in ("forward", "backward"))
+        moved = 4 * trainable
+        return {
+            "backward": process + weights + moved + activations,
+            "forward": process + weights + 2 * moved + math.ceil(activations / self.pin.layers),
+        }
 
     def flops(self, shape: Shape) -> FlopModel:
         """Return the operations of a forward and of a training pass."""

@@ -73,8 +73,10 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
     with seeded():
         chosen, ways = search(estimator, shapes, config.plan, window=window, workers=config.train.workers, limit=limit)
         flops = estimator.flops(chosen.shape)
+        trainable = chosen.shape.technique.trainable_count(model)
+        scoring = {} if limit is None else estimator.scoring(chosen.shape, trainable)
     remaining = Budget(flops=config.budget.flops, tokens=config.budget.tokens).minus(work.spent().total)
-    plan = _plan(config, chosen, ways, rows, flops, trainable=chosen.shape.technique.trainable_count(model))
+    plan = _plan(config, chosen, ways, rows, flops, trainable=trainable, scoring=scoring)
     _check_step(plan, chosen, rows, flops, remaining)
     if chosen.peak_bytes > available_bytes() and device == "cpu":
         work.notice(f"the plan needs {chosen.peak_bytes:,} bytes; this machine has {available_bytes():,} left now")
@@ -117,7 +119,16 @@ def _techniques(config: PlanSlice, inputs: Inputs) -> list[Technique]:
     ]
 
 
-def _plan(config: PlanSlice, chosen: Way, ways: list[Way], rows: Rows, flops: FlopModel, *, trainable: int) -> Plan:
+def _plan(
+    config: PlanSlice,
+    chosen: Way,
+    ways: list[Way],
+    rows: Rows,
+    flops: FlopModel,
+    *,
+    trainable: int,
+    scoring: dict[str, int],
+) -> Plan:
     lengths, answers = rows.lengths[: rows.pool], rows.answers[: rows.pool]
     tokens = int(lengths.sum())
     train = sum(flops.train(1, int(n), int(a)) for n, a in zip(lengths, answers, strict=True))
@@ -135,6 +146,8 @@ def _plan(config: PlanSlice, chosen: Way, ways: list[Way], rows: Rows, flops: Fl
         trainable=trainable,
         peak_bytes=chosen.peak_bytes,
         phases={name: phase.total for name, phase in chosen.phases.items()},
+        allowed_bytes=chosen.allowed_bytes,
+        score_bytes=scoring,
         flops_per_token=math.ceil(train / tokens),
         flops_per_token_forward=math.ceil(forward / tokens),
         pass_flops=math.ceil(train),

@@ -7,7 +7,7 @@ the warm-up it is made again with the measured gradient noise, and a checkpoint 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from data_contracts.config import BudgetConfig, PlanConfig, TrainConfig
 from data_contracts.cost import Frozen
@@ -40,11 +40,12 @@ class PlanStage(Stage[PlanSlice]):
     }
     gives: ClassVar[Mapping[str, str]] = {"plan": "plan"}
 
-    def methods(self, config: PlanSlice) -> Iterable[tuple[type[Method], str]]:
+    def chosen(self, config: PlanSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
         """Return the techniques that may be chosen."""
         from stages.technique.base import Technique
 
-        return [(Technique, str(settings.get("method"))) for settings in config.plan.techniques]
+        techniques = config.plan.techniques
+        return [(Technique, settings, f"plan.techniques[{number}]") for number, settings in enumerate(techniques)]
 
     def run(self, config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
         """Write the plan."""

@@ -97,6 +97,13 @@ class Coverage(Method):
         """Return the scorers it uses beside the configured one."""
         return ()
 
+    def check(self, method: Scorer) -> None:
+        """Raise `ConfigError` or `MethodError` where its own scorers' settings, or it with `method`, are refused.
+
+        Asked before anything is trained, and again before scoring.
+        """
+        self.others()
+
     def cover(self, pool: Pool) -> Covered:
         """Return the scores of the whole pool."""
         raise TypeError(f"{type(self).__name__} defines no cover")

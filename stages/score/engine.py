@@ -33,6 +33,7 @@ def score_pool(config: ScoreConfig, inputs: Inputs, work: Work) -> Summary:
     """
     method = resolve(Scorer, config.scorer, "score.scorer")
     coverage = resolve(Coverage, config.coverage, "score.coverage")
+    coverage.check(method)
     began = time.perf_counter()
     memory = memory_meter([method, *coverage.others()])
     with memory, ExitStack() as resources:

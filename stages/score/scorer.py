@@ -22,6 +22,7 @@ from stages.gradients.quantised import Quantiser
 if TYPE_CHECKING:
     import torch
 
+    from data_contracts.records import Plan
     from stages.model.batch import TokenBatch, TokenTable
     from stages.model.checkpoint import TrainedModel
 
@@ -62,6 +63,7 @@ class Given:
         checkpoints: every checkpoint given, oldest first, `trained` among them, for a method that reads several.
         reference: a second checkpoint of the same base, for a method that compares with it.
         autocast: dtype of forward passes where the plan asks for one that the weights do not have.
+        plan: how training fits, and in what memory; None: nothing was planned.
         pool_rows: rows of the pool.
         batch_tokens: most padded tokens in one forward (and backward) pass.
         examples: the pool's examples, mapped, for a method that reads text.
@@ -86,6 +88,7 @@ class Given:
     checkpoints: Sequence[TrainedModel] = ()
     reference: TrainedModel | None = None
     autocast: torch.dtype | None = None
+    plan: Plan | None = None
     examples: pa.Table | None = None
     example_losses: Sequence[Path] = ()
     facts: dict[str, Any] = field(default_factory=dict)
@@ -197,8 +200,9 @@ class Scorer(Method):
         return score_N
 
     @classmethod
-    def regime(cls, rows: int) -> str:
-        """Return how a pool of so many rows is scored, where that hangs on their number: rows pass within one alone."""
+    def regime(cls, rows: int, groups: int, plan: Plan | None) -> str:
+        """Return how a pool of so many rows is scored for so many target groups, where that hangs on these or on the
+        plan's memory: scored rows are taken over within one regime alone."""
         return ""
 
     @classmethod

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 from data_contracts.config import ScoreConfig
 from data_contracts.cost import Frozen
-from data_contracts.errors import ConfigError
-from data_contracts.method import Method, find
+from data_contracts.method import Method, find, name_in, resolve
 from data_contracts.records import Plan, Summary
 from stages.score.cover import Coverage
 from stages.score.scorer import Scorer
@@ -51,21 +50,22 @@ class Score(Stage[ScoreSlice]):
     gives: ClassVar[Mapping[str, str]] = {"scores": "scores", "quarantine": "quarantine", "features": "features"}
     optional: ClassVar[frozenset[str]] = frozenset({"features"})
 
+    def chosen(self, config: ScoreSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
+        """Return the configured scorer and coverage."""
+        return [(Scorer, config.score.scorer, "score.scorer"), (Coverage, config.score.coverage, "score.coverage")]
+
     def methods(self, config: ScoreSlice) -> Iterable[tuple[type[Method], str]]:
         """Return the configured scorer and coverage, and the scorers that the coverage names."""
-        score = config.score
-        named: list[tuple[type[Method], Mapping[str, Any], str]] = [
-            (Scorer, score.scorer, "score.scorer"),
-            (Coverage, score.coverage, "score.coverage"),
+        inside = _inside(_whole(config.score.coverage))
+        return [
+            *super().methods(config),
+            *((Scorer, name_in(settings, "score.coverage")) for settings in inside),
         ]
-        named += [(Scorer, settings, "score.coverage") for settings in _inside(_whole(score.coverage))]
-        found: list[tuple[type[Method], str]] = []
-        for family, settings, where in named:
-            name = settings.get("method")
-            if not isinstance(name, str):
-                raise ConfigError(f"`{where}` names a method", f"its `method` is {name!r}", "see docs/scoring.md")
-            found.append((family, name))
-        return found
+
+    def check(self, config: ScoreSlice) -> None:
+        """Refuse what scoring would: names, settings, the coverage's own scorers, and a pair that does not go."""
+        coverage = resolve(Coverage, config.score.coverage, "score.coverage")
+        coverage.check(resolve(Scorer, config.score.scorer, "score.scorer"))
 
     def external(self, config: ScoreSlice, root: Path) -> dict[str, Any]:
         """Return the slice without what changes only how it is done."""
@@ -76,15 +76,18 @@ class Score(Stage[ScoreSlice]):
         scorer, coverage = (str(settings.get("method")) for settings in (config.score.scorer, config.score.coverage))
         if not find(Coverage, coverage).whole:
             return None
-        plan = inputs.maybe("plan")
+        planned = inputs.maybe("plan")
+        plan = planned.record(Plan) if planned else None
+        sources = inputs.one("target_tokens").table().column("source")
+        groups = 1 if config.score.groups == "all" else len(sources.unique())
         given = {
             name: [artifact.ref.digest for artifact in inputs.all(name)] for name in sorted(set(self.takes) - ROWS)
         }
         return {
             "config": _what(config),
-            "precision": plan.record(Plan).precision if plan else None,
+            "precision": plan.precision if plan else None,
             "inputs": given,
-            "regime": find(Scorer, scorer).regime(inputs.one("pool_tokens").ref.rows),
+            "regime": find(Scorer, scorer).regime(inputs.one("pool_tokens").ref.rows, groups, plan),
         }
 
     def run(self, config: ScoreSlice, inputs: Inputs, work: Work) -> Summary:

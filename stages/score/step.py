@@ -46,6 +46,7 @@ def calibrate(found: Differences, given: Given, most_rows: int, steps: Sequence[
             error_SJ[trial] += ((found.of(batch)[0].cpu().numpy() - exact_DJ) ** 2).sum(axis=0)
             for _ in range(found.passes):
                 given.meter.forward(batch)
+            given.meter.add(found.extra_flops(batch))
     error_SJ = np.sqrt(error_SJ / np.maximum(size_J, np.finfo(np.float64).tiny))
     best_J = np.where(np.isfinite(error_SJ), error_SJ, np.inf).argmin(axis=0)
     found.step_J = [steps[best] for best in best_J]

@@ -93,13 +93,14 @@ def supply(config: ScoreConfig, method: Scorer, inputs: Inputs, work: Told, reso
 
     given: dict[str, Any] = {"meter": Meter()}
     if "model" in method.reads:
-        plan = inputs.maybe("plan")
+        planned = inputs.maybe("plan")
+        plan = planned.record(Plan) if planned else None
         device = device_of_models()
         several = "checkpoints" in method.reads
         wanted = inputs.all("checkpoint") if several else inputs.all("checkpoint")[-1:]
         loaded = [_trained(read_pin(inputs.one("base")), checkpoint, device) for checkpoint in wanted or (None,)]
         trained = loaded[-1]
-        given |= {"device": device, "trained": trained, "autocast": _autocast(plan.record(Plan) if plan else None)}
+        given |= {"device": device, "trained": trained, "autocast": _autocast(plan), "plan": plan}
         given["checkpoints"] = loaded if several else ()
         if "reference" in method.reads:
             given["reference"] = _trained(read_pin(inputs.one("base")), inputs.one("reference"), device)

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from data_contracts.config import SelectConfig, TrainConfig
 from data_contracts.cost import Frozen
-from data_contracts.errors import ConfigError
 from data_contracts.method import Method
 from data_contracts.records import Summary
 from stages.select.repetition import Repetition
@@ -48,14 +47,13 @@ class Select(Stage[SelectSlice]):
     }
     optional: ClassVar[frozenset[str]] = frozenset({"repetition"})
 
-    def methods(self, config: SelectSlice) -> Iterable[tuple[type[Method], str]]:
-        """Return the configured selector and the law of repetition."""
-        name = config.select.selector.get("method")
-        if not isinstance(name, str):
-            raise ConfigError("`select.selector.method` names a selector", f"it is {name!r}", "set it, to `top_k` say")
-        if config.select.repetition is None:
-            return [(Selector, name)]
-        return [(Selector, name), (Repetition, str(config.select.repetition.get("method")))]
+    def chosen(self, config: SelectSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
+        """Return the configured selector and law of repetition."""
+        select = config.select
+        found: list[tuple[type[Method], Mapping[str, Any], str]] = [(Selector, select.selector, "select.selector")]
+        if select.repetition is not None:
+            found.append((Repetition, select.repetition, "select.repetition"))
+        return found
 
     def external(self, config: SelectSlice, root: Path) -> dict[str, Any]:
         """Return the slice with no more of `train` than is read: the passes over the selection, for repetition."""

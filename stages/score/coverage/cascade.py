@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -74,10 +75,31 @@ class Cascade(Coverage):
 
 
 def below(score_n: np.ndarray, count: int) -> np.ndarray:
-    """Return `count` falling float32 numbers below all finite `score_n`, within as wide a range as those take."""
+    """Return `count` falling float32 numbers below all finite `score_n`, within as wide a range as those take.
+
+    No two are equal, so the order is kept by who sorts them, however it breaks ties: where the steps are finer than
+    float32 each is the next number below the one before. (Only where fewer than `count` numbers lie between the least
+    score and float32's end do the last ones share that end.)
+    """
     finite = score_n[np.isfinite(score_n)].astype(np.float64)
     least = finite.min()
     span = max(finite.max() - least, abs(least) * 1e-3, 1e-6)
     steps = np.arange(1, count + 1) / max(1, count)
-    under = np.nextafter(np.float32(least), np.float32(-np.inf))
-    return np.minimum((least - span * steps).astype(np.float32), under)
+    under = _order(np.nextafter(np.float32(least), np.float32(-np.inf)))
+    with np.errstate(over="ignore"):
+        wanted = _order((least - span * steps).astype(np.float32))
+    place, end = np.arange(count), _order(np.finfo(np.float32).min)
+    wanted = np.minimum(np.maximum(wanted, end + place[::-1]), under - place)  # room for those that follow
+    return _number(np.maximum(np.minimum.accumulate(wanted + place) - place, end))
+
+
+def _order(value: Any) -> np.ndarray:
+    """Return int64 that order float32 numbers, neighbours one apart: the bits, those of negative numbers mirrored."""
+    bits = np.asarray(value, dtype=np.float32).view(np.int32).astype(np.int64)
+    return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+
+
+def _number(order: np.ndarray) -> np.ndarray:
+    """Undo `_order`."""
+    size = np.abs(order).astype(np.int32).view(np.float32)
+    return np.where(order < 0, -size, size)

@@ -24,6 +24,7 @@ from stages.statistics.ridge import cross_validated, fit
 
 if TYPE_CHECKING:
     from stages.score.passes import ScorePass
+    from stages.score.scorer import Scorer
 
 LEAST_SAMPLE = 24
 """Rows below which nothing is predicted: cross-validation on fewer says little."""
@@ -41,9 +42,12 @@ class ProxyVerify(Coverage):
         0.9, ge=-1, le=1, description="Estimated rank correlation with full scoring below which all is computed."
     )
 
+    def check(self, method: Scorer) -> None:
+        """Refuse a scorer of which a sample says nothing."""
+        refuse_unsampled(method, self.name())
+
     def cover(self, pool: Pool) -> Covered:
         """Predict and verify, or compute all rows."""
-        refuse_unsampled(pool.method, self.name())
         count = math.ceil(self.sample * len(pool))
         earlier = next((scoring for scoring in pool.previous()), None)
         if earlier is None or count < LEAST_SAMPLE:

@@ -40,9 +40,13 @@ class Speculative(Coverage):
         """Return the proxy."""
         return [self.cheap]
 
+    def check(self, method: Scorer) -> None:
+        """Refuse a scorer of which a sample says nothing, and a proxy that is none."""
+        super().check(method)
+        refuse_unsampled(method, self.name())
+
     def cover(self, pool: Pool) -> Covered:
         """Score all rows cheaply, a sample exactly, and correct the rest."""
-        refuse_unsampled(pool.method, self.name())
         cheap_N = self.cheap.finish(pool.score("proxy", method=self.cheap).score()).astype(np.float64)
         stratum_N = self._strata(cheap_N)
         rng = pool.rng("speculative")

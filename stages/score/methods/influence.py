@@ -27,12 +27,16 @@ from stages.score.target import adam_settings, checkpoint_weights, target_direct
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from data_contracts.records import Plan
     from stages.gradients.differences import Differences
     from stages.gradients.inner_product import InnerProducts
+    from stages.gradients.low_rank import Factors
 
 FORWARD_STEP, FORWARD_ERROR, FORWARD_ROWS = 1e-4, 0.01, 256
 """The forward form is taken where this step (‖εd‖ / ‖θ‖) is off by at most this share of the products of target rows;
 a pool of fewer rows does not pay for finding out."""
+LOW_RANK_ROWS = 4096
+"""Fewer rows do not pay for decomposing directions."""
 CALIBRATION_ROWS = 16
 SEED = 0
 """Of the projections of stored features: fixed, so that any later run can compare with them."""
@@ -52,8 +56,16 @@ class Influence(FeatureScorer):
     )
     form: Literal["auto", "backward"] = Field(
         "auto",
-        description="Exact, by forward and backward passes; or by two forward passes where those are cheaper (one "
-        f"target group, float32, at least {FORWARD_ROWS} rows) and off by at most {FORWARD_ERROR:.0%} on target rows.",
+        description="By forward and backward passes; or by forward passes alone where those are cheaper (one target "
+        f"group, float32, at least {FORWARD_ROWS} rows) and off by at most {FORWARD_ERROR:.0%} on target rows, or "
+        "where the plan's memory has no room for activations.",
+    )
+    rank_error: float = Field(
+        0.01,
+        ge=0,
+        lt=1,
+        description="Directions of wide layers are cut to the rank at which the products of target rows are off by at "
+        f"most this share, in a pool of at least {LOW_RANK_ROWS} rows (backward form); 0 keeps them whole.",
     )
     per_layer: int = Field(
         16, ge=1, le=1024, description="With `store_bits`: numbers kept of each side of a linear layer's gradient."
@@ -81,38 +93,71 @@ class Influence(FeatureScorer):
 
         assert given.trained is not None
         model, newest = given.trained.model, given.trained is given.checkpoints[-1]
+        free = self.form == "auto" and not self.keeps_features and len(given.checkpoints) == 1
+        plan, groups = given.plan, len(given.groups)
+        if plan is not None and plan.short_of_memory(groups):
+            needs = f"{plan.backward_bytes(groups):,} bytes, {plan.allowed_bytes:,} are allowed"
+            if free:
+                return self._frugal(replace(given, batch_tokens=1), needs)
+            given.notice(f"influence: keeping the activations of one row needs {needs}; what is asked for needs them")
         directions = target_directions(given)
-        plain = self.form == "auto" and not self.keeps_features and len(given.checkpoints) == 1
-        forward = self._forward(given, directions) if plain else None
+        forward = self._forward(given, directions) if free else None
         given.facts["form"] = "backward" if forward is None else "forward"
         if forward is not None:
             return forward
         sides = (self.per_layer, self.per_layer)
         adam = adam_settings(given) if self.metric == "adam" else {}
         features = Projection(model, per_layer=sides, seed=SEED, **adam) if self.keeps_features and newest else None
-        products = InnerProducts(model, directions, autocast=given.autocast, beside=features)
+        factors = self._factors(given, directions)
+        products = InnerProducts(model, directions, factors=factors, autocast=given.autocast, beside=features)
         return given.resources.enter_context(products)
 
     def _forward(self, given: Given, directions: dict[str, Tensor]) -> Differences | None:
         """Return the forward form where it is cheaper and seen to be right."""
         import torch
 
-        from stages.gradients.differences import Differences
+        from stages.gradients.branches import differences_of
         from stages.score.step import calibrate
 
         assert given.trained is not None
         narrow = given.autocast is not None or any(torch.finfo(d.dtype).bits < 32 for d in directions.values())
         if narrow or len(given.groups) > 1 or given.pool_rows < FORWARD_ROWS:
             return None
-        found = Differences(given.trained.model, directions, None, central=True)
+        found = differences_of(given.trained.model, directions, None, central=True)
         (error,) = calibrate(found, given, CALIBRATION_ROWS, (FORWARD_STEP,))
         given.facts["step_error"] = f"{error:.2g}"
         return found if error <= FORWARD_ERROR else None
 
+    def _frugal(self, given: Given, needs: str) -> Differences:
+        """Return the forward form at its best step, whatever its error; the target's rows go one by one."""
+        from stages.gradients.branches import differences_of
+        from stages.gradients.differences import STEPS
+        from stages.score.step import calibrate
+
+        assert given.trained is not None
+        found = differences_of(given.trained.model, target_directions(given), given.autocast, central=True)
+        error = max(calibrate(found, given, CALIBRATION_ROWS, STEPS))
+        given.facts.update(form="forward", form_for="memory", step_error=f"{error:.2g}")
+        given.notice(
+            f"influence: keeping the activations of one row needs {needs}; scores are differences of forward passes, "
+            f"off by {error:.1%} of the products of target rows"
+        )
+        return found
+
+    def _factors(self, given: Given, directions: dict[str, Tensor]) -> dict[str, Factors]:
+        """Return thin factors of wide layers' directions, taken out of `directions`, where they pay and are right."""
+        if self.rank_error == 0 or given.pool_rows < LOW_RANK_ROWS:
+            return {}
+        from stages.score.ranks import low_rank
+
+        return low_rank(given, directions, limit=self.rank_error, rows=LOW_RANK_ROWS)
+
     @classmethod
-    def regime(cls, rows: int) -> str:
-        """Return whether the forward form is thought of."""
-        return "many" if rows >= FORWARD_ROWS else "few"
+    def regime(cls, rows: int, groups: int, plan: Plan | None) -> str:
+        """Return whether the forward form and low ranks are thought of."""
+        if plan is not None and plan.short_of_memory(groups):
+            return "short"
+        return "few" if rows < FORWARD_ROWS else "many" if rows < LOW_RANK_ROWS else "most"
 
     def score(self, block: Block, state: list[tuple[float, InnerProducts | Differences]]) -> np.ndarray:
         """Return score_BJ; NaN where nothing is predicted. Losses and features are of the newest checkpoint."""
@@ -138,5 +183,6 @@ class Influence(FeatureScorer):
             product_DJ, loss_sum_D, answer_tokens_D = one.of(batch)
             for _ in range(one.passes):
                 meter.forward(batch)
+            meter.add(one.extra_flops(batch))
         block.note_losses(loss_sum_D, answer_tokens_D)
         return worth(product_DJ, answer_tokens_D, self.per)

@@ -6,6 +6,8 @@ backward pass does not fit. A group costs two forward passes, or one where `diff
 groups together, error ε instead of ε²). ε is chosen for each group by its measured error: on some target rows, against
 the exact product of their gradients. Source: Malladi et al. 2023 (MeZO) for the difference, Xia et al. 2024 (LESS) for
 what is differentiated.
+Of a LoRA checkpoint only the adapters move, as branches beside them: both sides of a difference are two slots of one
+batch, and the frozen layers may be held in four bits (`frozen: nf4`).
 """
 
 from __future__ import annotations
@@ -39,6 +41,11 @@ class InfluenceForward(Scorer):
     difference: Literal["central", "one_sided"] = Field(
         "central", description="Two passes a group and error ε², or one (plus one for all groups) and error ε."
     )
+    frozen: Literal["float", "nf4"] = Field(
+        "float",
+        description="Of a LoRA checkpoint: frozen linear layers as they are, or in four bits (needs bitsandbytes): an "
+        "eighth of their memory once the model is loaded, and the influence on that model.",
+    )
     calibration_rows: int = Field(
         16, ge=1, le=1024, description="Target rows on which ε is chosen and its error measured."
     )
@@ -48,13 +55,18 @@ class InfluenceForward(Scorer):
 
         Raises `InputError` where there is no target, or a target row has no token to predict.
         """
-        from stages.gradients.differences import STEPS, Differences
+        from stages.gradients.branches import differences_of
+        from stages.gradients.differences import STEPS
         from stages.score.step import calibrate
 
         assert given.trained is not None
-        found = Differences(
-            given.trained.model, target_directions(given), given.autocast, central=self.difference == "central"
-        )
+        model = given.trained.model
+        if self.frozen == "nf4":
+            from stages.model.nf4 import hold_in_nf4
+
+            given.facts["layers_in_nf4"] = hold_in_nf4(model)
+        central = self.difference == "central"
+        found = differences_of(model, target_directions(given), given.autocast, central=central)
         error_J = calibrate(found, given, self.calibration_rows, STEPS)
         given.trained.moments.clear()
         given.facts["step"] = ", ".join(f"{step:g}" for step in found.step_J)
@@ -72,5 +84,6 @@ class InfluenceForward(Scorer):
         product_DJ, loss_sum_D, answer_tokens_D = state.of(batch)
         for _ in range(state.passes - 1):  # the engine counts one
             block.meter.forward(batch)
+        block.meter.add(state.extra_flops(batch))
         block.note_losses(loss_sum_D, answer_tokens_D)
         return worth(product_DJ, answer_tokens_D, self.per)

@@ -76,6 +76,25 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(tmp_path):
     assert "did you mean 'budget'?" in done.stderr
 
 
+COVERAGE = "{method: cascade, filters: [{method: length, keep: 0.4, ordr: shortest}]}"
+
+
+@pytest.mark.parametrize(
+    ("command", "section"),
+    [
+        ("run", f"score: {{coverage: {COVERAGE}}}"),
+        ("plan", f"auto: {{arms: [random, {{name: mine, scorer: {{method: influence}}, coverage: {COVERAGE}}}]}}"),
+    ],
+)
+def test_a_setting_deep_inside_a_coverage_is_refused_before_anything_is_done(tmp_path, command, section):
+    """The scorer of a filter is reached after the warm-up; here there is neither a model nor data."""
+    (tmp_path / "lazytrain.yaml").write_text(f"model: {{path: m}}\ndata: {{pool: p, target: t}}\n{section}\n")
+    done = lazytrain(command, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "`score.coverage.filters.0.ordr` is unknown: did you mean 'order'?" in done.stderr
+    assert not (tmp_path / ".lazytrain" / "mlflow.db").exists()
+
+
 def test_debug_shows_the_traceback(tmp_path):
     assert "Traceback" in lazytrain("--debug", "run", "nothing.yaml", cwd=tmp_path).stderr
 

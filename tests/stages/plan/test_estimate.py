@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -16,8 +18,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from data_contracts.config import ModelConfig, TrainConfig
 from data_contracts.method import resolve
 from data_contracts.records import ModelPin
+from stages.model.batch import Row, collate
 from stages.model.load import load_model, pin_model
-from stages.plan.estimate import Estimator
+from stages.model.loss import document_losses
+from stages.plan.estimate import PROCESS_BYTES, Estimator
 from stages.plan.trace import Shape, trace_step
 from stages.technique.base import Technique
 
@@ -134,3 +138,31 @@ def measure(arguments: list[str]) -> dict[str, Any]:
         capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3], env={**os.environ},
     )  # fmt: skip
     return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_what_scoring_keeps_of_a_row_is_what_autograd_saves_of_it(pin: ModelPin, method: str) -> None:
+    """Every tensor that one row's pass saves for its backward pass, weights aside, against the prediction."""
+    shape = shape_of(method)
+    technique = shape.technique
+    count = technique.trainable_count(load_model(pin))
+    found = Estimator(pin, TrainConfig(), "cpu").scoring(replace(shape, checkpoint_activations=True), count)
+    model = technique.wrap(load_model(pin)).train()
+    weights = {value.untyped_storage().data_ptr() for value in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, Any] = {}
+
+    def pack(saved: torch.Tensor) -> torch.Tensor:
+        kept[saved.untyped_storage().data_ptr()] = saved
+        return saved
+
+    row = Row("r", np.arange(64) % 500, np.arange(64) >= 34)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        loss_D, _ = document_losses(model, collate([row]))
+    bytes_kept = sum(item.untyped_storage().nbytes() for place, item in kept.items() if place not in weights)
+    size = sum(value.numel() * 4 for value in model.parameters())
+    activations = found["backward"] - PROCESS_BYTES["cpu"] - size - 4 * count
+    assert loss_D.requires_grad
+    assert 0.9 * bytes_kept < activations < 1.6 * bytes_kept
+    moved = found["forward"] - PROCESS_BYTES["cpu"] - size
+    assert 8 * count < moved < 8 * count + bytes_kept

@@ -147,3 +147,16 @@ def test_declaring_the_stage_loads_no_torch() -> None:
     code = "import sys; import stages.plan.stage; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.shared
+def test_a_plan_says_what_scoring_takes_where_memory_has_a_limit(pin: ModelPin, given: Any, planned: Any) -> None:
+    inputs = given(pin, pool=token_columns(random_rows(40, 64)))
+    limited = planned({"budget": {"peak_bytes": 2 * 2**30}}, inputs)[0]
+    assert limited.allowed_bytes == int(2 * 2**30 * 0.9)
+    assert limited.score_bytes["forward"] < limited.score_bytes["backward"] < limited.peak_bytes
+    assert not limited.short_of_memory(1)
+    assert limited.model_copy(update={"allowed_bytes": limited.score_bytes["backward"] - 1}).short_of_memory(1)
+    free = planned({}, inputs)[0]
+    assert free.allowed_bytes is None
+    assert free.score_bytes == {}

@@ -13,8 +13,9 @@ from scipy.stats import rankdata, spearmanr
 from data_contracts.arrow import TABLE_FILE
 from data_contracts.canonical import file_sha256
 from data_contracts.config import ScoreConfig
-from data_contracts.errors import ConfigError
+from data_contracts.errors import ConfigError, MethodError
 from data_contracts.method import names
+from stages.admission import parse_slice
 from stages.score.cover import Coverage
 from stages.score.coverage.cascade import below
 from stages.score.glance import WHOLE, Glance, first_answers, widest
@@ -108,18 +109,56 @@ def test_rows_that_fail_in_a_cascade_are_quarantined_and_not_ranked_below(tmp_pa
 
 
 def test_numbers_below_fall_and_stay_below_whatever_the_scores() -> None:
-    for scores in ([1.0, 2.0], [-3e8, 1e-9], [5.0], [np.nan, 0.0], [-1e30, 1e30]):
+    for scores in ([1.0, 2.0], [-3e8, 1e-9], [5.0], [np.nan, 0.0], [-1e30, 1e30], [-3.4e38, 3.4e38], [1e-45, 0.0]):
         found = below(np.array(scores, dtype=np.float32), 500)
         assert found.dtype == np.float32
         assert np.isfinite(found).all()
-        assert (np.diff(found) <= 0).all()
+        assert (np.diff(found.astype(np.float64)) < 0).all()
         assert found[0] < np.nanmin(np.array(scores, dtype=np.float32))
+
+
+def test_more_rows_than_float32_has_steps_for_keep_their_order_all_the_same() -> None:
+    """16 million numbers lie between 1 and 2 in float32: below [16777216, 16777217] a million steps of 1/1e6 do not."""
+    scores = np.array([2.0**24, 2.0**24 + 2], dtype=np.float32)
+    found = below(scores, 1_000_000)
+    step = (2.0**24) * 1e-3 / 1_000_000
+    assert step < np.spacing(np.float32(2.0**23))  # rounding the steps alone would make ties
+    assert len(np.unique(found)) == 1_000_000
+    assert (np.diff(found) < 0).all()
+    end = np.finfo(np.float32).min
+    edge = np.nextafter(np.nextafter(end, np.float32(0)), np.float32(0))
+    last = below(np.array([edge], dtype=np.float32), 4)
+    assert last.tolist() == [np.nextafter(edge, end), end, end, end]
 
 
 @pytest.mark.parametrize("keep", [None, 0, 1.5, True, "half"])
 def test_a_share_that_is_none_is_refused(setting: Setting, keep: Any) -> None:
     with pytest.raises(ConfigError, match="keep"):
         setting.score("bad", coverage={"method": "cascade", "filters": [{"method": "length", "keep": keep}]})
+
+
+@pytest.mark.parametrize(
+    ("scorer", "coverage", "said"),
+    [
+        ({"method": "influnce"}, {"method": "full"}, "did you mean 'influence'"),
+        ({"method": "influence", "fork": "auto"}, {"method": "full"}, "did you mean 'form'"),
+        ({"method": "influence"}, {"method": "cascade", "filters": [{"method": "bm52", "keep": 0.4}]}, "'bm25'"),
+        ({"method": "influence"}, {"method": "cascade", "filters": [{"method": "bm25"}]}, "filters.0.keep"),
+        ({"method": "influence"}, {"method": "cascade", "filter": []}, "did you mean 'filters'"),
+        ({"method": "influence"}, {"method": "speculative", "proxy": {"method": "el2m"}}, "did you mean 'el2n'"),
+        ({"method": "influence"}, {"method": "speculative", "proxy": {"method": "length", "off": "x"}}, "mean 'of'"),
+        ({"method": "influence"}, {"method": "proxy_verify", "smaple": 0.1}, "did you mean 'sample'"),
+        ({"method": "bm25"}, {"method": "proxy_verify"}, "bm25 reads none"),
+        ({"method": "trak"}, {"method": "speculative"}, "trak scores a row by the features of all"),
+        ({"method": "influence"}, {"method": "momentum", "decay": 7}, "less than"),
+    ],
+)
+def test_what_scoring_would_refuse_is_refused_when_the_configuration_is_read(
+    scorer: dict[str, Any], coverage: dict[str, Any], said: str
+) -> None:
+    with pytest.raises((ConfigError, MethodError)) as refused:
+        parse_slice(STAGE, {"seed": 0, "score": {"scorer": scorer, "coverage": coverage}})
+    assert said in str(refused.value)
 
 
 def test_the_scorers_that_a_coverage_names_enter_the_stages_version() -> None:

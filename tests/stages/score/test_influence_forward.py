@@ -190,3 +190,50 @@ def test_the_form_that_costs_less_is_charged_less(tmp_path: Path) -> None:
         setting.inputs["pool_tokens"] = tokens_of(tmp_path / f"pool-{form}", rows_of(600, seed=7))
         flops[form] = setting.score(form, scorer={"method": "influence", "form": form})[0].ledger().total.flops
     assert 0.6 < flops["auto"] / flops["backward"] < 0.85
+
+
+SIZES = {"backward": 10_000, "forward": 6_000}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "settings", "groups", "form"),
+    [
+        (9_999, {}, "all", "forward"),
+        (10_000, {}, "all", "backward"),
+        (None, {}, "all", "backward"),
+        (10_003, {}, "source", "forward"),  # a second group's direction of one number takes four bytes more
+        (10_004, {}, "source", "backward"),
+        (9_999, {"form": "backward"}, "all", "backward"),
+        (9_999, {"store_bits": 8}, "all", "backward"),
+    ],
+)
+def test_influence_takes_the_forward_form_where_the_plans_memory_has_no_room_for_activations(
+    tmp_path: Path, allowed: int | None, settings: dict[str, object], groups: str, form: str
+) -> None:
+    setting = make_setting(tmp_path, checkpoint=True)
+    plan = bfloat16_plan().model_copy(
+        update={"precision": "float32", "allowed_bytes": allowed, "score_bytes": SIZES, "trainable": 1}
+    )
+    setting.inputs["plan"] = record_of(tmp_path / "plan", "plan", plan)
+    work, summary = setting.score(scorer={"method": "influence", **settings}, groups=groups)
+    assert summary.facts["form"] == form
+    expected = explicit_influence(setting, [list(range(6))] if groups == "all" else [[1, 3, 4], [0, 2, 5]])
+    found = np.array([row["group_scores"] for row in work.rows("scores")])
+    np.testing.assert_allclose(found, expected, atol=0.01 * np.abs(expected).max())
+    said = [text for text in work.notices if "9,999 are allowed" in text or "10,003 are allowed" in text]
+    assert bool(said) == (allowed in (9_999, 10_003))
+    assert ("form_for" in summary.facts) == (form == "forward")
+
+
+def test_where_the_forward_form_needs_as_much_the_backward_form_stays(tmp_path: Path) -> None:
+    setting = make_setting(tmp_path, checkpoint=True)
+    sizes = {"backward": 10_000, "forward": 10_000}
+    plan = bfloat16_plan().model_copy(update={"precision": "float32", "allowed_bytes": 1, "score_bytes": sizes})
+    setting.inputs["plan"] = record_of(tmp_path / "plan", "plan", plan)
+    assert setting.score(scorer={"method": "influence"})[1].facts["form"] == "backward"
+
+
+def test_rows_pass_between_scorings_of_one_form_alone() -> None:
+    plan = bfloat16_plan().model_copy(update={"allowed_bytes": 9_999, "score_bytes": SIZES})
+    regime = influence.Influence.regime
+    assert len({regime(9, 1, plan), regime(9, 1, None), regime(256, 1, None), regime(4096, 1, None)}) == 4

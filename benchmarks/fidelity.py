@@ -14,7 +14,6 @@ percentile bootstraps over items and subsets; a subset that is drawn twice weigh
 
 from __future__ import annotations
 
-import argparse
 import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from scipy.stats import rankdata
 
 from benchmarks.chain import report
 from benchmarks.noise_audit import audit
+from benchmarks.options import Options
 from benchmarks.scorers import scores_of
 from benchmarks.scoring import read_rows
 
@@ -134,13 +134,9 @@ def interval(draws: np.ndarray) -> list[float]:
 
 def main() -> None:
     """Retrain, score with every arm, and report the scores' fidelity."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="fewer rows, halves and epochs; under three minutes")
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    parser = Options(__doc__, "fewer rows, halves and epochs; under three minutes")
     parser.add_argument("--audit-model", type=Path, default=None, help="folder of the model of the noise audit")
-    options = parser.parse_args()
-    if not options.data.is_dir():
-        raise SystemExit(f"benchmarks.fidelity needs the data folder: {options.data} is absent (--data FOLDER)")
+    options = parser.read()
     import torch
 
     from data_contracts.config import ModelConfig

@@ -11,7 +11,6 @@ pass over the target, is not part of a step: `target_vs_step` states one such pa
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from functools import partial
@@ -22,6 +21,7 @@ import numpy as np
 
 from benchmarks.chain import report
 from benchmarks.forked import in_own_process
+from benchmarks.options import Options
 from benchmarks.scoring import read_rows
 
 if TYPE_CHECKING:
@@ -99,14 +99,10 @@ def explicit(model: Any, window: list[TokenBatch], rows: dict[str, Row]) -> list
 
 def main() -> None:
     """Run the arms in alternating rounds and report the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="fewer rows and rounds; under a minute")
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    parser = Options(__doc__, "fewer rows and rounds; under a minute")
     parser.add_argument("--model", type=Path, default=None, help="folder of a model; default: the data's small one")
     parser.add_argument("--rows", type=int, default=None)
-    options = parser.parse_args()
-    if not options.data.is_dir():
-        raise SystemExit(f"benchmarks.in_run needs the data folder: {options.data} is absent (--data FOLDER)")
+    options = parser.read()
     folder = (options.model or options.data / "stories260k").resolve()
     import torch
 

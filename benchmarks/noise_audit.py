@@ -4,7 +4,8 @@ A small instruction-tuned model reads GSM8K rows of which a tenth have each othe
 epoch with LoRA: the audit sees what a user's pool would show it. Two statistics rank the rows, both by the product's
 own scorers from that checkpoint: the mean answer-token loss (`mislabel_auc`: what the audit beside every scorer that
 knows losses lists by) and self-influence (`mislabel_auc_self_influence`: the norm of the row's own gradient, an answer
-token's, that `grand` lists by). A figure is the area under the ROC curve, with an interval from Hanley and McNeil's
+token's, that `grand` lists by). The noise filter `answer_fit` reads the same rows without a model
+(`mislabel_auc_answer_fit`). A figure is the area under the ROC curve, with an interval from Hanley and McNeil's
 standard error.
 
     python -m benchmarks.noise_audit [--quick] [--data FOLDER] [--model FOLDER]
@@ -12,7 +13,6 @@ standard error.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import math
@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from scipy.stats import rankdata
 
 from benchmarks.chain import report
+from benchmarks.options import Options
+from data_contracts.tables import TOKENS
 
 if TYPE_CHECKING:
     from stages.model.batch import Row
@@ -76,6 +79,23 @@ def trained_on(model: Any, rows: list[Row]) -> Any:
     return TrainedModel(adapted.eval(), {}, {})
 
 
+def answer_fit(rows: list[Row]) -> np.ndarray:
+    """Return what the noise filter `answer_fit` makes of the rows: above 0 it drops one."""
+    from stages.select.noise import Evidence
+    from stages.select.noise_filters.answer_fit import AnswerFit
+
+    columns: dict[str, Any] = {
+        "example_id": [row.example_id for row in rows],
+        "source": ["gsm8k"] * len(rows),
+        "input_ids": [row.input_ids.tolist() for row in rows],
+        "answer_mask": [row.answer_mask.tolist() for row in rows],
+        "n_tokens": [len(row.input_ids) for row in rows],
+        "n_answer_tokens": [int(row.answer_mask.sum()) for row in rows],
+        "truncated": [False] * len(rows),
+    }
+    return AnswerFit().suspicion(Evidence(pa.table(columns, schema=TOKENS.schema)))
+
+
 def area(value_N: np.ndarray, wrong_N: np.ndarray) -> tuple[float, list[float]]:
     """Return the area under the ROC curve and its 95 % interval (Hanley & McNeil 1982, equation 1)."""
     positive, negative = int(wrong_N.sum()), int((~wrong_N).sum())
@@ -105,18 +125,17 @@ def audit(data: Path, model: Path | None, *, quick: bool) -> dict[str, Any]:
     for name, method in (("mislabel_auc", "perplexity"), ("mislabel_auc_self_influence", "grand")):
         score_N = scores_of({"method": method}, trained, rows, (), batch_tokens=1024, bfloat16=True)[:, 0]
         figures[name], figures[f"{name}_interval"] = area(score_N, wrong_N)
+    fit_N = answer_fit(rows)
+    figures["mislabel_auc_answer_fit"], figures["mislabel_auc_answer_fit_interval"] = area(fit_N, wrong_N)
+    figures["answer_fit_dropped"] = [round(float((fit_N[at] > 0).mean()), 3) for at in (wrong_N, ~wrong_N)]
     return figures
 
 
 def main() -> None:
     """Run the audit alone."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="fewer rows")
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    parser = Options(__doc__, "fewer rows")
     parser.add_argument("--model", type=Path, default=None, help="folder of a model; default: the quick start's")
-    options = parser.parse_args()
-    if not options.data.is_dir():
-        raise SystemExit(f"benchmarks.noise_audit needs the data folder: {options.data} is absent (--data FOLDER)")
+    options = parser.read()
     import torch
 
     torch.set_num_threads(1)

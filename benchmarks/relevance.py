@@ -11,7 +11,6 @@ trains.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -25,6 +24,7 @@ from rich.table import Table
 
 from benchmarks.cells import draw_categories, read_tasks, settings
 from benchmarks.chain import Chain, report, total
+from benchmarks.options import Options
 from data_contracts.arrow import TABLE_FILE, read_table
 from data_contracts.method import names
 from data_contracts.records import Result
@@ -106,16 +106,12 @@ def exact_instruction(folder: Path, relevant: set[str]) -> float:
 
 def main() -> None:
     """Score every cell with every method and print one table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="one category and seed")
+    parser = Options(__doc__, "one category and seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101])
     parser.add_argument("--methods", nargs="+", default=[name for name in names(Scorer) if name not in ELSEWHERE])
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--model", type=Path, default=None, help="folder of a model; default: the data's small one")
     parser.add_argument("--work", type=Path, default=None, help="keep the stores here")
-    options = parser.parse_args()
-    if not options.data.is_dir():
-        raise SystemExit(f"benchmarks.relevance needs the data folder: {options.data} is absent (--data FOLDER)")
+    options = parser.read()
     tasks = read_tasks(options.data)
     categories = draw_categories(tasks, 3)[: 1 if options.quick else 3]
     seeds = options.seeds[: 1 if options.quick else None]

@@ -11,7 +11,6 @@ best tenth by proxy_verify.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
 from pathlib import Path
@@ -23,6 +22,7 @@ from rich.table import Table
 
 from benchmarks.cells import draw_categories, read_tasks, settings
 from benchmarks.chain import Chain, report, total
+from benchmarks.options import Options
 from benchmarks.relevance import write_cell
 from data_contracts.arrow import TABLE_FILE, read_table
 from data_contracts.records import Ref, Result
@@ -86,16 +86,12 @@ def run_cell(folder: Path, model: Path, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run every cell and print one table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="one category and seed")
+    parser = Options(__doc__, "one category and seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101])
     parser.add_argument("--rows", type=int, default=12, help="of each of the pool's tasks")
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--model", type=Path, default=None, help="folder of a model; default: the data's small one")
     parser.add_argument("--work", type=Path, default=None, help="keep the stores here")
-    options = parser.parse_args()
-    if not options.data.is_dir():
-        raise SystemExit(f"benchmarks.rescoring needs the data folder: {options.data} is absent (--data FOLDER)")
+    options = parser.read()
     tasks = read_tasks(options.data)
     model = (options.model or options.data / "stories260k").resolve()
     work = options.work or Path(tempfile.mkdtemp())

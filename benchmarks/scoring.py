@@ -19,7 +19,6 @@ the pool. LESS's way, sketches and quantised stores: see `benchmarks.features`.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import statistics
@@ -34,6 +33,7 @@ import numpy as np
 from benchmarks.chain import report
 from benchmarks.features import features_pass, projections, store
 from benchmarks.forked import in_own_process
+from benchmarks.options import Options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,17 +167,13 @@ def _direct(products: Any, batches: list[TokenBatch]) -> dict[str, float]:
 
 def main() -> None:
     """Run every arm in alternating rounds and report the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="fewer rows and rounds; under three minutes")
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    parser = Options(__doc__, "fewer rows and rounds; under three minutes")
     parser.add_argument("--model", type=Path, default=None, help="folder of a model; default: the data's small one")
     parser.add_argument("--rows", type=int, default=None)
     parser.add_argument("--longest", type=int, default=512, help="tokens of the longest row")
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--batching", action="store_true", help=f"only {', '.join(BATCHING)}")
-    options = parser.parse_args()
-    if not options.data.is_dir():
-        raise SystemExit(f"benchmarks.scoring needs the data folder: {options.data} is absent (--data FOLDER)")
+    options = parser.read()
     folder = (options.model or options.data / "stories260k").resolve()
     rows = options.rows or (192 if options.quick else 768)
     import torch

@@ -14,7 +14,6 @@ no two are alike. Pools are written before and mapped, as the store gives them.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import threading
 import time
@@ -28,6 +27,7 @@ import numpy as np
 
 from benchmarks.chain import report
 from benchmarks.forked import in_own_process
+from benchmarks.options import Options
 from benchmarks.scoring import read_rows
 
 if TYPE_CHECKING:
@@ -125,13 +125,9 @@ def score(folder: Path, method: str, inputs: dict[str, Artifact]) -> dict[str, A
 
 def main() -> None:
     """Score pools of growing size and report how time and memory grow."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="up to 16,000 rows")
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    parser = Options(__doc__, "up to 16,000 rows")
     parser.add_argument("--method", default="influence")
-    options = parser.parse_args()
-    if not options.data.is_dir():
-        raise SystemExit(f"benchmarks.scoring_scale needs the data folder: {options.data} is absent (--data FOLDER)")
+    options = parser.read()
     import torch
 
     torch.set_num_threads(1)

@@ -11,7 +11,6 @@ The peers come from the extra `peers`.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import os
@@ -26,6 +25,7 @@ import numpy as np
 
 from benchmarks.chain import report
 from benchmarks.forked import in_own_process
+from benchmarks.options import Options
 from stages.coreset.greedy import lazy_greedy
 from stages.coreset.objectives import DenseFacilityLocation, SparseFacilityLocation
 from stages.coreset.similarity import dense_cosine, nearest_cosine, unit_rows
@@ -147,14 +147,10 @@ def beside_peers(data: Path, rows: int, count: int, rounds: int) -> dict[str, An
 
 def main() -> None:
     """Run both parts and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="fewer rows; under three minutes")
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    parser = Options(__doc__, "fewer rows; under three minutes")
     parser.add_argument("--rows", type=int, default=None, help="rows that are compared with peers (5,000)")
     parser.add_argument("--many", type=int, default=None, help="rows of the sparse way (50,000)")
-    options = parser.parse_args()
-    if not options.data.is_dir():
-        raise SystemExit(f"benchmarks.selection needs the data folder: {options.data} is absent (--data FOLDER)")
+    options = parser.read()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import faiss
     import torch

@@ -9,7 +9,6 @@ is read once. Budgets are told in passes over the pool. `auto` tries ways of cho
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections import defaultdict
@@ -24,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.cells import ARITHMETIC, draw_categories, read_tasks, settings, write_arithmetic, write_splits
 from benchmarks.chain import report
+from benchmarks.options import Options
 from data_contracts.arrow import TABLE_FILE, read_table
 from data_contracts.config import Config, SelectConfig, parse
 from data_contracts.cost import Frozen
@@ -326,14 +326,12 @@ def run(data: Path, work: Path, quick: bool, seeds: list[int], budgets: tuple[fl
 
 def main() -> None:
     """Parse the command line, run, and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one cell, one budget: under 3 minutes")
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    parser = Options(__doc__, "one cell, one budget: under 3 minutes")
     parser.add_argument("--seeds", type=int, nargs="+", default=[200, 201, 202], help="of the splits and of every arm")
     parser.add_argument("--budgets", type=float, nargs="+", default=None, help="passes over the pool (0.5 1.5 5; 1.5)")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once, each in a process of its own")
     parser.add_argument("--work", type=Path, default=None, help="keep stores here, so that a second run adopts them")
-    given = parser.parse_args()
+    given = parser.read()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     budgets = tuple(given.budgets or ((FULL_TABLE,) if given.quick else BUDGETS))
     seeds = given.seeds[:1] if given.quick else given.seeds

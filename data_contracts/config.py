@@ -157,6 +157,9 @@ class SelectConfig(Frozen):
     repetition: MethodSettings | None = Field(
         None, description="Law by which fewer rows are trained on more often; unset: each row once a pass."
     )
+    noise: MethodSettings | None = Field(
+        None, description="A filter whose suspects no selector sees: {method: answer_fit}; docs/selection.md."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> SelectConfig:

@@ -140,6 +140,10 @@ def trained(run: PipelineRun) -> Trained:
                     target_tokens=target,
                     plan=plan,
                     mixture=mixture,
+                    pool=data.ref("pool"),
+                    target=data.ref("target"),
+                    example_losses=losses,
+                    other_scores=scorings[:-1],
                 )
                 selection = selected.ref("selection")
                 selections += selection

@@ -182,8 +182,8 @@ def _choose(
             ),
         )
     found = {part: scored.ref(part) if scored else () for part in ("scores", "features")}
-    inputs = _given(shared, "pool_tokens", "target_tokens", "plan") | found
-    more = _given(shared, "base", "checkpoint", "example_losses")
+    inputs = _given(shared, "pool_tokens", "target_tokens", "plan", "pool", "target", "example_losses") | found
+    more = _given(shared, "base", "checkpoint")
     mixture = mixed(run.config, lambda verb, **refs: run.call_for(name, verb, settings, **refs), **inputs, **more)
     selected = run.call_for(name, "select", settings, mixture=mixture, **inputs)
     return scored, mixture, selected
@@ -207,5 +207,5 @@ def sections(config: Config, arm: ArmConfig, fraction: float, sample: float | No
         filters = list(coverage.get("filters", ())) if coverage.get("method") == "cascade" else []
         coverage = {"method": "cascade", "filters": [*filters, {"method": "random", "keep": sample}]}
     score = ScoreConfig(**{**config.score.model_dump(), "scorer": arm.scorer, "coverage": coverage})
-    kept = {name: getattr(config.select, name) for name in ("include_target", "mixture", "repetition")}
+    kept = {name: getattr(config.select, name) for name in ("include_target", "noise", "mixture", "repetition")}
     return {"score": score, "select": SelectConfig(selector=arm.selector, fraction=min(1.0, fraction), **kept)}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_contracts.records import Table
+from stages.page.points import spread
 from stages.score.scorer import Scorer
 from stages.statistics.rank import spearman
 
@@ -60,12 +61,6 @@ def agreements(scored: Scored, earlier: Iterable[tuple[str, np.ndarray]]) -> lis
             value = spearman(scored.score_N[both], other_N[both])
             found.append(Agreement(name, len(both), None if value is None else round(value, 4)))
     return found
-
-
-def spread(rows: np.ndarray, most: int) -> np.ndarray:
-    """Return at most `most` of the row numbers, at equal steps; ids are hashes, so these are a random sample that stays
-    the same."""
-    return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
 
 
 def agreement_table(found: list[Agreement]) -> Table:

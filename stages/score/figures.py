@@ -1,6 +1,6 @@
 """Pictures of a scoring: how scores lie, and score against length and loss, as one PNG beside the table.
 
-At most `MOST_POINTS` rows are drawn, at equal steps through the pool. The file is measured: it is outside the digest of
+A bounded number of rows is drawn (`stages/page/points.py`). The file is measured: it is outside the digest of
 what it shows.
 """
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.score.checkups import Scored, spread
+from stages.page.points import BLUE, drawn
+from stages.score.checkups import Scored
 
-MOST_POINTS = 3000
 BINS = 60
 FILE = "scores.png"
 
@@ -28,17 +28,12 @@ def draw(path: Path, scored: Scored, title: str) -> None:
     known_N = scored.score_N[np.isfinite(scored.score_N)].astype(np.float64)
     low, high = float(known_N.min(initial=np.inf)), float(known_N.max(initial=-np.inf))
     if high - low > BINS * np.spacing(max(abs(low), abs(high), 1e-300)):
-        axes[0].hist(known_N, bins=BINS, color="#3b6ea5")
+        axes[0].hist(known_N, bins=BINS, color=BLUE)
     else:  # all alike: too narrow to be cut into bins
-        axes[0].bar([f"{low:g}"], [len(known_N)], color="#3b6ea5")
+        axes[0].bar([f"{low:g}"], [len(known_N)], color=BLUE)
     axes[0].set(xlabel="score", ylabel="rows", title=title)
     for axis, (name, values_N) in zip(axes[1:], others, strict=True):
         rows = drawn(scored.score_N, values_N)
-        axis.scatter(values_N[rows], scored.score_N[rows], s=5, alpha=0.4, color="#3b6ea5", linewidths=0)
+        axis.scatter(values_N[rows], scored.score_N[rows], s=5, alpha=0.4, color=BLUE, linewidths=0)
         axis.set(xlabel=name, ylabel="score", title=f"{len(rows)} rows")
     figure.savefig(path, format="png")
-
-
-def drawn(score_N: np.ndarray, other_N: np.ndarray) -> np.ndarray:
-    """Return the row numbers to draw, of those with both numbers."""
-    return spread(np.flatnonzero(np.isfinite(score_N) & np.isfinite(other_N)), MOST_POINTS)

@@ -11,8 +11,8 @@ import pyarrow as pa
 from data_contracts.records import Summary, Table
 from stages.score.checkups import Scored, agreement_table, agreements, suspects
 from stages.score.scorer import Scorer
-from stages.score.texts import beginning, text_of
 from stages.stage import Artifact
+from stages.text.examples import beginning, text_of
 
 SHOWN = 5
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)

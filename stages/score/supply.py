@@ -21,8 +21,8 @@ from stages.score.glance import Glance, first_answers
 from stages.score.partition import batches
 from stages.score.places import at
 from stages.score.scorer import Block, Given, Meter, Scorer
-from stages.score.texts import text_of
 from stages.stage import Artifact, Inputs
+from stages.text.examples import text_of
 
 if TYPE_CHECKING:
     from stages.model.batch import TokenBatch

@@ -7,7 +7,7 @@ Shared by the stage and by the plain-file entry. Held in memory: a score, a leng
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,16 +45,20 @@ def choose(
     target_ids: Sequence[str] = (),
     parts: Sequence[Part] = (),
     passes: float = 1.0,
+    kept_K: np.ndarray | None = None,
 ) -> Chosen:
     """Choose from `pool` and put `target_ids` behind (outside the quota, mixture "target").
 
     With `parts` each part of the mixture is chosen from by itself. `passes` are those that training will make over the
-    selection; only repetition reads them.
+    selection; only repetition reads them. A selector sees the rows `kept_K` alone where they are given; a fraction is
+    of the whole pool all the same.
 
     Raises `InputError` where there is nothing to choose from, `ConfigError` where the selector needs what is missing,
     `MethodError` where it returns a row twice, one that does not exist or one without a valid score.
     """
     method = resolve(Selector, config.selector, "select.selector")
+    quota = Quota.of(config, len(pool))
+    whole, pool = pool, pool if kept_K is None else pool.only(kept_K)
     _require(method, pool)
     usable = pool.usable(method.reads)
     if not len(usable):
@@ -63,10 +67,9 @@ def choose(
             f"none of {len(pool)} rows has it" if len(pool) else "the pool has no rows",
             "look at the quarantine of the score stage",
         )
-    quota = Quota.of(config, len(pool))
     if quota.rows == 0:
         none = Choice(np.empty(0, dtype=np.int64))
-        return Chosen(_table(none, pool, target_ids, replayed(none, pool, quota, (), rng)), method, none.rows, quota)
+        return Chosen(_table(none, whole, target_ids, replayed(none, pool, quota, (), rng)), method, none.rows, quota)
     law = None if config.repetition is None else resolve(Repetition, config.repetition, "select.repetition")
     curves: dict[str, Curve] = {}
 
@@ -85,9 +88,12 @@ def choose(
         notice(f"{len(choice.rows)} rows were chosen of {quota.asked}: {choice.short}")
     if not parts and law is None:
         missing = "no feature" if "features" in method.reads else "no valid score"
-        _say_short(choice.rows, quota, pool, usable, missing, notice)
+        whose = "the pool" if kept_K is None else "what the noise filter left"
+        _say_short(choice.rows, quota, pool, usable, missing, whose, notice)
     again = replayed(choice, pool, quota, parts, rng)
-    return Chosen(_table(choice, pool, target_ids, again), method, choice.rows, quota, curves, len(again[0]))
+    if kept_K is not None:
+        choice = replace(choice, rows=kept_K[choice.rows])
+    return Chosen(_table(choice, whole, target_ids, again), method, choice.rows, quota, curves, len(again[0]))
 
 
 def _require(method: Selector, pool: Candidates) -> None:
@@ -132,6 +138,7 @@ def _say_short(
     pool: Candidates,
     usable: np.ndarray,
     missing: str,
+    whose: str,
     notice: Callable[[str], None],
 ) -> None:
     """Say so where the pool ended before the quota did."""
@@ -143,7 +150,7 @@ def _say_short(
         verb = "row has" if invalid == 1 else "rows have"
         notice(f"only {len(taken)} of {wanted} could be filled: {invalid} {verb} {missing}")
     else:
-        notice(f"the budget ({quota.asked}) is larger than the pool: all {len(taken)} rows were taken")
+        notice(f"the budget ({quota.asked}) is larger than {whose}: all {len(taken)} rows were taken")
 
 
 def _table(

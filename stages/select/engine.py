@@ -15,10 +15,13 @@ from data_contracts.errors import ConfigError
 from data_contracts.records import Summary, Table
 from stages.select.choose import Chosen, choose
 from stages.select.features import features_for
+from stages.select.figures import show
 from stages.select.join import columns_for, scores_for
 from stages.select.parts import Part, parts_of
 from stages.select.repetition import shown
 from stages.select.selector import Candidates
+from stages.select.sift import noise_facts, noise_table, sift_pool
+from stages.select.view import Viewed, group_names
 from stages.stage import Inputs, Work
 
 
@@ -44,13 +47,24 @@ def select_rows(config: SelectConfig, inputs: Inputs, work: Work, *, passes: flo
     name = str(config.selector.get("method"))
     parts = mixture_for(config, inputs)
     rng = work.rng("select", name)
-    chosen = choose(config, pool, rng, work.notice, target_ids=target_ids, parts=parts, passes=passes)
+    sifted = None if config.noise is None else sift_pool(config.noise, tokens, pool, inputs, work)
+    kept_K = None if sifted is None else sifted.kept_K
+    chosen = choose(config, pool, rng, work.notice, target_ids=target_ids, parts=parts, passes=passes, kept_K=kept_K)
     work.table("selection", chosen.table)
     if chosen.curves:
         work.table("repetition", pa.concat_tables(curve.table(part) for part, curve in sorted(chosen.curves.items())))
     refused = _refuse(pool, work)
+    summary = _summary(pool, chosen, refused)
+    facts, tables = summary.facts, summary.tables
+    if sifted is not None:
+        facts, tables = {**facts, **noise_facts(sifted)}, (*tables, noise_table(sifted, pool.sources))
+    summary = summary.model_copy(update={"facts": facts, "tables": tables})
+    gain_S = chosen.table.column("gain").to_numpy()[: len(chosen.rows)]
+    dropped_D = np.zeros(0, dtype=np.int64) if sifted is None else sifted.dropped_D
+    viewed = Viewed(pool, chosen.rows, gain_S, dropped_D, group_names(pool, inputs.maybe("target_tokens")))
+    tables = (*tables, *show(viewed, summary, inputs, work))
     work.charge("select", Cost(seconds=time.perf_counter() - began))
-    return _summary(pool, chosen, refused)
+    return summary.model_copy(update={"tables": tables})
 
 
 def mixture_for(config: SelectConfig, inputs: Inputs) -> tuple[Part, ...]:

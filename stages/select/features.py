@@ -31,6 +31,18 @@ class Features:
     dimensions: int
     parts: Callable[[], Iterator[np.ndarray]]
 
+    def only(self, rows_K: np.ndarray) -> Features:
+        """Return the features of the rows `rows_K` (ascending), numbered by their place in it."""
+        kept_F = np.isin(self.rows_F, rows_K, assume_unique=True)
+
+        def parts() -> Iterator[np.ndarray]:
+            start = 0
+            for part_bK in self.parts():
+                yield part_bK[kept_F[start : start + len(part_bK)]]
+                start += len(part_bK)
+
+        return Features(np.searchsorted(rows_K, self.rows_F[kept_F]), self.dimensions, parts)
+
     def matrix(self, rows_B: np.ndarray) -> np.ndarray:
         """Return feature_BK float32 of `rows_B`, which all have one."""
         order_B = np.argsort(rows_B, kind="stable")

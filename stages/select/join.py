@@ -31,6 +31,14 @@ def scores_for(ids: pa.ChunkedArray, scores: pa.Table) -> tuple[np.ndarray, int]
     return score_N, int((~found_N).sum())
 
 
+def column_for(ids: pa.ChunkedArray, scores: pa.Table, name: str) -> np.ndarray:
+    """Return value_N float32 of column `name` for each id, NaN where it is null or the id is missing."""
+    row_N = places_of(ids, scores.column("example_id"))
+    value_N = np.full(len(ids), np.nan, dtype=np.float32)
+    value_N[row_N >= 0] = scores.column(name).to_numpy().astype(np.float32)[row_N[row_N >= 0]]
+    return value_N
+
+
 def columns_for(ids: pa.ChunkedArray, scores: pa.Table) -> np.ndarray | None:
     """Return column_NJ float32, each id's score for each target group, NaN where it has none; None for one group."""
     groups = scores.column("group_scores")

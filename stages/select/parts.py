@@ -7,14 +7,13 @@ after those of earlier ones, some of whose rows are trained on again with it (re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from data_contracts.errors import BudgetError, InputError
-from stages.select.features import Features
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice
 
@@ -61,37 +60,6 @@ def apportion(total: int, share_P: np.ndarray, most_P: np.ndarray) -> np.ndarray
     return whole_P
 
 
-def subset(pool: Candidates, rows: np.ndarray) -> Candidates:
-    """Return the candidates `rows` (ascending) as a pool of their own."""
-
-    def cut(values: np.ndarray | None) -> np.ndarray | None:
-        return None if values is None else values[rows]
-
-    features = pool.features
-    if features is not None:
-        mine = np.isin(features.rows_F, rows, assume_unique=True)
-        found = np.searchsorted(rows, features.rows_F[mine])
-        given = features
-
-        def chunks() -> Iterator[np.ndarray]:
-            start = 0
-            for part_bK in given.parts():
-                yield part_bK[mine[start : start + len(part_bK)]]
-                start += len(part_bK)
-
-        features = Features(found, features.dimensions, chunks) if len(found) else None
-    return replace(
-        pool,
-        ids=pool.ids.take(pa.array(rows)),
-        sources=pool.sources.take(pa.array(rows)),
-        lengths_N=cut(pool.lengths_N),
-        score_N=cut(pool.score_N),
-        column_NJ=cut(pool.column_NJ),
-        features=features,
-        similarity_NN=None if pool.similarity_NN is None else pool.similarity_NN[np.ix_(rows, rows)],
-    )
-
-
 def choose_parts(
     pool: Candidates,
     usable: np.ndarray,
@@ -133,7 +101,7 @@ def choose_parts(
         asked = f"{units} {'rows' if quota.rows is not None else 'tokens'} of {part.name}"
         own = Quota(units, None, asked) if quota.rows is not None else Quota(None, units, asked)
         try:
-            choice = pick(subset(pool, found), own, part.name)
+            choice = pick(pool.only(found), own, part.name)
         except BudgetError:
             notice(f"{part.name} gets nothing: its share is {units} tokens, and its best row has more")
             continue

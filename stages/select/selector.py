@@ -41,6 +41,20 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def only(self, rows_K: np.ndarray) -> Candidates:
+        """Return these rows alone, ascending, as a pool of their own; copies their ids, sources and numbers."""
+        taken = pa.array(rows_K)
+        similarity_NN = self.similarity_NN
+        return Candidates(
+            self.ids.take(taken),
+            self.sources.take(taken),
+            None if self.lengths_N is None else self.lengths_N[rows_K],
+            None if self.score_N is None else self.score_N[rows_K],
+            None if self.column_NJ is None else self.column_NJ[rows_K],
+            None if self.features is None else self.features.only(rows_K),
+            None if similarity_NN is None else similarity_NN[np.ix_(rows_K, rows_K)],
+        )
+
     def usable(self, reads: frozenset[str]) -> np.ndarray:
         """Return the row numbers that have what is read, ascending."""
         rows = self.scorable if reads & {"scores", "groups"} else np.arange(len(self))

@@ -14,6 +14,7 @@ from data_contracts.config import SelectConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.method import Method
 from data_contracts.records import Summary
+from stages.select.noise import NoiseFilter
 from stages.select.repetition import Repetition
 from stages.select.selector import Selector
 from stages.stage import Inputs, Stage, Takes, Work
@@ -39,6 +40,10 @@ class Select(Stage[SelectSlice]):
         "target_tokens": Takes("tokens", optional=True),
         "mixture": Takes("mixture", optional=True),
         "plan": Takes("plan", optional=True),
+        "pool": Takes("examples", optional=True),
+        "target": Takes("examples", optional=True),
+        "example_losses": Takes("example_losses", optional=True, many=True),
+        "other_scores": Takes("scores", optional=True, many=True),
     }
     gives: ClassVar[Mapping[str, str]] = {
         "selection": "selection",
@@ -48,9 +53,11 @@ class Select(Stage[SelectSlice]):
     optional: ClassVar[frozenset[str]] = frozenset({"repetition"})
 
     def chosen(self, config: SelectSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
-        """Return the configured selector and law of repetition."""
+        """Return the configured selector, noise filter and law of repetition."""
         select = config.select
         found: list[tuple[type[Method], Mapping[str, Any], str]] = [(Selector, select.selector, "select.selector")]
+        if select.noise is not None:
+            found.append((NoiseFilter, select.noise, "select.noise"))
         if select.repetition is not None:
             found.append((Repetition, select.repetition, "select.repetition"))
         return found

@@ -42,8 +42,8 @@ def cached(runs: Runs) -> dict[str, bool]:
 def test_a_run_ends_in_a_verdict_on_measured_losses(first):
     runs, printed = first
     rows = {row.name: row for row in runs.attempts()}
-    assert {row.stage for row in rows.values()} == set(VERBS) - {"mix", "weigh"}, (
-        "what the configuration does not ask for"
+    assert {row.stage for row in rows.values()} == set(VERBS) - {"weigh", "mix"}, (
+        "no ways of choosing are tried, no parts mixed"
     )
     verdict = runs.store.record(rows["judge"].refs["verdict"], Verdict)
     assert verdict.outcome in ("promote", "hold", "reject")
@@ -121,6 +121,14 @@ def test_editing_one_stage_runs_it_and_those_after_it_and_nothing_before_it(firs
     runs.run("run")
     ran = [name for name, reused in cached(runs).items() if not reused]
     assert ran == ["select-round-1", "train-round-1", "govern-round-1", "evaluate", "judge", "promote"]
+
+
+def test_the_page_of_a_selection_shows_texts_of_the_pool_and_of_the_target(first):
+    store = first[0].store
+    (select,) = [row for row in store.attempts(store.runs()[-1].run) if row.name == "select-round-1"]
+    page = (store.open(select.refs["selection"]) / "measured" / "selection.html").read_text(encoding="utf-8")
+    assert "<h2>Map of texts</h2>" in page
+    assert '"name":"target"' in page
 
 
 def test_the_gates_on_plain_folders_say_what_the_run_said(first, tmp_path):

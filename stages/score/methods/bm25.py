@@ -18,7 +18,7 @@ from pydantic import Field
 
 from data_contracts.errors import InputError
 from stages.score.scorer import Block, Given, Scorer
-from stages.score.texts import terms_of, texts_of
+from stages.text.examples import terms_of, texts_of
 
 
 @dataclass(frozen=True)

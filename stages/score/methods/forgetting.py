@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from stages.score.scorer import Block, Given, Scorer
-from stages.score.trajectories import Trajectories
+from stages.statistics.trajectories import Trajectories
 
 
 class Forgetting(Scorer):

@@ -12,8 +12,9 @@ from scipy.stats import spearmanr
 from data_contracts.records import Summary, Table
 from data_contracts.tables import EXAMPLES
 from stages.model.batch import Row
+from stages.page.points import MOST_POINTS, drawn
 from stages.score.checkups import Scored, agreements
-from stages.score.figures import FILE, MOST_POINTS, draw, drawn
+from stages.score.figures import FILE, draw
 from tests.local_work import LocalWork
 from tests.stages.gradients.small_models import rows_of
 from tests.stages.score.setting import Setting, make_setting

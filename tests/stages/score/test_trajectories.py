@@ -9,8 +9,8 @@ import pytest
 
 from data_contracts.errors import ArtifactError
 from stages.model.checkpoint import load_checkpoint
-from stages.score.trajectories import Trajectories
 from stages.stage import Artifact
+from stages.statistics.trajectories import Trajectories
 from tests.local_work import LocalWork
 from tests.stages.gradients.small_models import rows_of
 from tests.stages.gradients.test_inner_product import explicit_gradient

@@ -1,0 +1,1 @@
+"""Noise filters, one file each."""

@@ -1,6 +1,6 @@
 """`lazytrain select`: choose from a plain file, by the same selectors, quotas and guards as in a run.
 
-A file of scores, or one of embeddings or similarities for the selectors that compare rows with each other.
+A file of scores, one of embeddings or both, or one of similarities for the selectors that compare rows with each other.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from rich.text import Text
 
 from data_contracts.config import parse
 from data_contracts.errors import ConfigError
+from data_contracts.method import names
 from data_contracts.records import Table
 from flows.command.screen import console, rich_table
 from flows.command.settings import MINIMAL, settings
+from stages.select.selector import Selector
 
 app = typer.Typer(add_completion=False)
 
@@ -26,33 +28,45 @@ def select(
     scores: Annotated[Path | None, typer.Option(help="JSON lines, CSV or Arrow with an id and a score a row.")] = None,
     embeddings: Annotated[Path | None, typer.Option(help="Or JSON lines with an id and a vector a row.")] = None,
     similarity: Annotated[Path | None, typer.Option(help="Or a square CSV of similarities.")] = None,
-    method: Annotated[str, typer.Option(help="The selector: top_k, random, …")] = "top_k",
+    method: Annotated[str, typer.Option(help=f"The selector: {', '.join(names(Selector))}.")] = "top_k",
     budget: Annotated[int | None, typer.Option(min=1, help="How many examples.")] = None,
     fraction: Annotated[float | None, typer.Option(help="Or the share of all rows.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Or how many tokens.")] = None,
-    options: Annotated[list[str] | None, typer.Option("--set", help="A setting of the selector: name=value.")] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the selector, name=value; an unknown name lists them."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="For selectors that draw.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the selection as JSON lines here.")] = None,
 ) -> None:
-    """Choose examples from a file of scores, embeddings or similarities."""
+    """Choose examples from a file of scores, of embeddings, of both, or of similarities.
+
+    A row of scores may hold its source, its length (n_tokens), whether its score was computed (exact) and a score for
+    each target group (score.NAME); a row of embeddings its source and length. docs/selection.md says what each reads.
+    """
     import numpy as np
 
     from stages.select.plain import select_scores
     from stages.select.plain_features import select_embeddings, select_similarities
 
-    files = {select_scores: scores, select_embeddings: embeddings, select_similarities: similarity}
-    given = [(choose_from, file) for choose_from, file in files.items() if file is not None]
-    if len(given) != 1:
-        raise ConfigError("one of --scores, --embeddings and --similarity", f"{len(given)} were given", "name one file")
-    ((choose_from, file),) = given
-
+    given = [file for file in (scores, embeddings, similarity) if file is not None]
+    if not given or (similarity is not None and len(given) > 1):
+        raise ConfigError(
+            "--scores, --embeddings, both, or --similarity alone", f"{len(given)} files were given", "name the file"
+        )
     quota: dict[str, Any] = {"count": budget, "fraction": fraction, "tokens": tokens}
     section = {
         "selector": {"method": method.replace("-", "_"), **settings(options)},
         **{k: v for k, v in quota.items() if v is not None},
     }
     config = parse({**MINIMAL, "seed": seed, "select": section}, "the options of this command")
-    found = choose_from(file, config.select, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    if embeddings is not None:
+        found = select_embeddings(embeddings, config.select, rng, scores=scores)
+    elif similarity is not None:
+        found = select_similarities(similarity, config.select, rng)
+    else:
+        found = select_scores(given[0], config.select, rng)
     rows = found.selection.to_pylist()
     columns = ("rank", "example_id", "weight", "repeats", "gain", "reason")
     shown = tuple(tuple(row[name] for name in columns) for row in rows[:20])
@@ -61,7 +75,7 @@ def select(
         console().print(Text(f"not chosen: {refused.example_id or f'row {refused.row}'}: {refused.detail}"))
     for notice in found.notices:
         console().print(Text(f"note: {notice}", style="yellow"))
-    if out is not None and out.exists() and out.samefile(file):
+    if out is not None and out.exists() and any(out.samefile(file) for file in given):
         raise ConfigError("--out is another file than the input", f"both are {out}", "name another file")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

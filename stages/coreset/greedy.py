@@ -2,7 +2,8 @@
 
 For a monotone submodular f (each gain only falls as the set grows) greedy reaches (1 − 1/e) of the best set of its size
 (Nemhauser, Wolsey & Fisher 1978). Lazy evaluation (Minoux 1978) gives exactly greedy's answer: an old gain is an upper
-bound, so only candidates whose bound beats the best are looked at again. Stochastic greedy (Mirzasoleiman et al. 2015)
+bound, so only candidates whose bound beats the best are looked at again; where an objective keeps all gains up to date
+the largest is taken. Stochastic greedy (Mirzasoleiman et al. 2015)
 looks at (n/k) ln(1/ε) candidates a step and reaches 1 − 1/e − ε in expectation. Ties go to the smaller row. Imports no
 torch. Shapes: n candidates, B of them at a time.
 """
@@ -15,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-MOST_TOGETHER = 32
+MOST_TOGETHER = 64
 
 
 class Objective(Protocol):
@@ -23,6 +24,9 @@ class Objective(Protocol):
 
     size: int
     """Candidates: rows 0 to size − 1."""
+
+    def kept(self) -> np.ndarray | None:
+        """Return the gains of all candidates, float64, where they are kept up to date; None: they must be asked for."""
 
     def gains(self, rows_B: np.ndarray) -> np.ndarray:
         """Return f(S ∪ {row}) − f(S) of each row, float64; S is what was added so far."""
@@ -39,28 +43,49 @@ def lazy_greedy(objective: Objective, count: int) -> tuple[np.ndarray, np.ndarra
     """
     count = min(count, objective.size)
     rows, gains = np.empty(count, dtype=np.int64), np.empty(count)
-    if not count:
-        return rows, gains
-    bound_n = _finite(objective.gains(np.arange(objective.size)))
-    heap = list(zip((-bound_n).tolist(), range(objective.size), strict=True))
-    heapq.heapify(heap)
-    seen_n = np.zeros(objective.size, dtype=np.int64)  # the step at which a bound was computed
+    taken_n = np.zeros(objective.size, dtype=bool)
+    heap: _Heap | None = None
     for step in range(count):
+        every_n = objective.kept()
+        if every_n is None:
+            heap = heap or _Heap(objective)
+            rows[step], gains[step] = heap.best(step)
+        else:
+            every_n = np.where(taken_n, -np.inf, every_n)
+            rows[step] = every_n.argmax()
+            gains[step] = every_n[rows[step]]
+            _finite(gains[step])
+        gains[step] = min(gains[step], gains[step - 1]) if step else gains[step]
+        taken_n[rows[step]] = True
+        objective.add(int(rows[step]))
+    return rows, gains
+
+
+class _Heap:
+    """Candidates by their bounds, largest first; a bound is the gain at some earlier step."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        bound_n = _finite(objective.gains(np.arange(objective.size)))
+        self._heap = list(zip((-bound_n).tolist(), range(objective.size), strict=True))
+        heapq.heapify(self._heap)
+        self._seen = [0] * objective.size  # the step at which a bound was computed
+
+    def best(self, step: int) -> tuple[int, float]:
+        """Take out the row with the largest gain; return it and the gain. `step` counts the rows that were taken."""
+        heap, seen = self._heap, self._seen
         together = 1  # looked at in one call: few where the first is the best, many where the order has changed
-        while seen_n[heap[0][1]] < step:
+        while seen[heap[0][1]] < step:
             stale = [heapq.heappop(heap)]
-            while len(stale) < together and heap and seen_n[heap[0][1]] < step:
+            while len(stale) < together and heap and seen[heap[0][1]] < step:
                 stale.append(heapq.heappop(heap))
-            asked_B = np.array([row for _, row in stale])
-            seen_n[asked_B] = step
-            found_B = _finite(objective.gains(asked_B)).tolist()
+            found_B = _finite(self._objective.gains(np.array([row for _, row in stale]))).tolist()
             for gain, (minus, row) in zip(found_B, stale, strict=True):
-                heapq.heappush(heap, (max(-gain, minus), row))
+                seen[row] = step
+                heapq.heappush(heap, (minus if minus > -gain else -gain, row))
             together = min(2 * together, MOST_TOGETHER)
         minus, row = heapq.heappop(heap)
-        rows[step], gains[step] = row, -minus
-        objective.add(row)
-    return rows, gains
+        return row, -minus
 
 
 def stochastic_greedy(

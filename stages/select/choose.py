@@ -60,10 +60,10 @@ def choose(
     quota = Quota.of(config, len(pool))
     whole, pool = pool, pool if kept_K is None else pool.only(kept_K)
     _require(method, pool)
-    usable = pool.usable(method.reads)
+    usable = pool.usable(method.needs())
     if not len(usable):
         raise InputError(
-            f"at least one row with what {method.name()} reads ({', '.join(sorted(method.reads)) or 'nothing'})",
+            f"at least one row with what {method.name()} reads ({', '.join(sorted(method.needs())) or 'nothing'})",
             f"none of {len(pool)} rows has it" if len(pool) else "the pool has no rows",
             "look at the quarantine of the score stage",
         )
@@ -75,7 +75,7 @@ def choose(
 
     def pick(among: Candidates, own: Quota, part: str) -> Choice:
         choice = method.select(among, own, rng)
-        _guard(method, among, usable if among is pool else among.usable(method.reads), choice)
+        _guard(method, among, usable if among is pool else among.usable(method.needs()), choice)
         if law is not None:
             choice, curves[part] = repeated(law, among, own, choice, passes)
         return choice
@@ -87,7 +87,7 @@ def choose(
     if choice.short:
         notice(f"{len(choice.rows)} rows were chosen of {quota.asked}: {choice.short}")
     if not parts and law is None:
-        missing = "no feature" if "features" in method.reads else "no valid score"
+        missing = "no feature" if "features" in method.needs() else "no valid score"
         whose = "the pool" if kept_K is None else "what the noise filter left"
         _say_short(choice.rows, quota, pool, usable, missing, whose, notice)
     again = replayed(choice, pool, quota, parts, rng)
@@ -99,15 +99,15 @@ def choose(
 def _require(method: Selector, pool: Candidates) -> None:
     """Raise `ConfigError` where a selector reads what the pool does not have at all."""
     name = method.name()
-    if method.reads & {"scores", "groups"} and pool.score_N is None:
+    if method.needs() & {"scores", "groups"} and pool.score_N is None:
         raise ConfigError(f"selector {name} is given scores", "there are none", "score the pool first, or use `random`")
-    if "groups" in method.reads and pool.column_NJ is None:
+    if "groups" in method.needs() and pool.column_NJ is None:
         raise ConfigError(
             f"selector {name} is given a score for each of several target groups",
             "there is one group",
-            "set `score.groups: source` where the target has several sources, or use `top_k`",
+            "set `score.groups: source` where the target has several sources, or use `top_k` over `score`",
         )
-    if "features" in method.reads and pool.features is None and pool.similarity_NN is None:
+    if "features" in method.needs() and pool.features is None and pool.similarity_NN is None:
         raise ConfigError(
             f"selector {name} is given features",
             "scoring left none",
@@ -125,8 +125,8 @@ def _guard(method: Selector, pool: Candidates, usable: np.ndarray, choice: Choic
     if rows.min() < 0 or rows.max() >= len(pool):
         raise MethodError(promised, f"row {rows.max()} of {len(pool)}", "return row numbers of the pool")
     if not np.isin(rows, usable).all():
-        raise MethodError(promised, "a row without what it reads was chosen", "choose among `pool.usable(self.reads)`")
-    for name in ("gain", "weights", "repeats", "order"):
+        raise MethodError(promised, "a row without what it reads was chosen", "choose among `pool.usable`")
+    for name in ("gain", "weights", "repeats", "order", "group"):
         values = getattr(choice, name)
         if values is not None and (len(values) != len(rows) or not np.isfinite(values).all()):
             raise MethodError(promised, f"`{name}` has {len(values)} values, or one not finite", "one number a row")
@@ -171,8 +171,8 @@ def _table(
     gain: list[Any] = [None] * len(rows) if choice.gain is None else np.asarray(choice.gain).tolist()
     shown = ["" if value is None else f"{value:.6g}" for value in gain]
     reasons = [
-        choice.reason.format(score=score, rank=rank, gain=value)
-        for rank, (score, value) in enumerate(zip(scores, shown, strict=True))
+        choice.reason.format(score=score, rank=rank, gain=value, group=group)
+        for rank, (score, value, group) in enumerate(zip(scores, shown, _groups(choice), strict=True))
     ]
     columns = {
         "rank": ranks,
@@ -190,6 +190,14 @@ def _table(
     }
     arrays = [pa.array(columns[name], type=SELECTION.schema.field(name).type) for name in SELECTION.schema.names]
     return pa.Table.from_arrays(arrays, schema=SELECTION.schema)
+
+
+def _groups(choice: Choice) -> list[str]:
+    """Return the name of each row's group; names are shared, not copied."""
+    if choice.group is None:
+        return [""] * len(choice.rows)
+    names = choice.groups or [str(number + 1) for number in range(int(choice.group.max(initial=-1)) + 1)]
+    return [names[number] for number in choice.group.tolist()]
 
 
 def _or_ones(values: np.ndarray | None, count: int) -> np.ndarray:

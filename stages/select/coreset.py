@@ -6,7 +6,9 @@ import numpy as np
 from pydantic import Field
 
 from data_contracts.errors import BudgetError, ConfigError, InputError
-from stages.coreset.similarity import DENSE_BYTES, dense_cosine, fits_dense, unit_rows
+from stages.coreset.greedy import Objective, lazy_greedy, stochastic_greedy
+from stages.coreset.objectives import DenseFacilityLocation, SparseFacilityLocation
+from stages.coreset.similarity import DENSE_BYTES, dense_cosine, fits_dense, nearest_cosine, unit_rows
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Selector
 
@@ -22,7 +24,7 @@ class FeatureSelector(Selector):
 
     def rows(self, pool: Candidates) -> np.ndarray:
         """Return the rows that may be chosen, ascending. Raises `ConfigError` where `best` needs scores."""
-        rows = pool.usable(self.reads)
+        rows = pool.usable(self.needs())
         if self.best == 1.0:
             return rows
         if pool.score_N is None:
@@ -51,6 +53,30 @@ class FeatureSelector(Selector):
             return pool.similarity_NN if len(rows_B) == len(pool) else pool.similarity_NN[np.ix_(rows_B, rows_B)]
         self.require_dense(len(rows_B))
         return dense_cosine(unit_rows(self.matrix(pool, rows_B)))
+
+    def covering(
+        self,
+        pool: Candidates,
+        rows_B: np.ndarray,
+        count: int,
+        neighbours: int,
+        *,
+        epsilon: float = 0.0,
+        rng: np.random.Generator | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return (positions in `rows_B`, gains) of facility location over the cosines of these rows, greedily.
+
+        With `epsilon` above 0 by stochastic greedy, which draws from `rng`.
+        """
+        objective: Objective
+        if pool.similarity_NN is None and not fits_dense(len(rows_B)):
+            near = nearest_cosine(unit_rows(self.matrix(pool, rows_B)), neighbours)
+            objective = SparseFacilityLocation(near)
+        else:
+            objective = DenseFacilityLocation(self.similarity(pool, rows_B))
+        if epsilon and rng is not None:
+            return stochastic_greedy(objective, count, rng, epsilon=epsilon)
+        return lazy_greedy(objective, count)
 
     def require_dense(self, rows: int) -> None:
         """Raise `BudgetError` where the similarities of so many rows would not fit: this selector holds them all."""

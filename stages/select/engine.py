@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from data_contracts.records import Summary, Table
 from stages.select.choose import Chosen, choose
 from stages.select.features import features_for
 from stages.select.figures import show
-from stages.select.join import columns_for, scores_for
+from stages.select.join import columns_for, exact_for, scores_for
 from stages.select.parts import Part, parts_of
 from stages.select.repetition import shown
 from stages.select.selector import Candidates
@@ -29,19 +30,23 @@ def select_rows(config: SelectConfig, inputs: Inputs, work: Work, *, passes: flo
     """Choose from the pool's tokens and write `selection`, best first; training makes `passes` over it."""
     began = time.perf_counter()
     tokens = inputs.one("pool_tokens").table()
-    scores = inputs.maybe("scores")
-    score_N, missing = (None, 0) if scores is None else scores_for(tokens.column("example_id"), scores.table())
+    given = inputs.maybe("scores")
+    scores = None if given is None else given.table()
+    score_N, missing = (None, 0) if scores is None else scores_for(tokens.column("example_id"), scores)
     if missing:
         work.notice(f"{missing} of {tokens.num_rows} pool rows stand in no score table and count as not scorable")
     lengths_N = tokens.column("n_tokens").to_numpy()
     ids, features = tokens.column("example_id"), inputs.maybe("features")
+    target = inputs.maybe("target_tokens")
     pool = Candidates(
         ids,
         tokens.column("source"),
         lengths_N,
         score_N,
-        None if scores is None else columns_for(ids, scores.table()),
-        None if features is None else features_for(ids, features.table()),
+        None if scores is None else partial(columns_for, ids, scores),
+        None if scores is None else partial(exact_for, ids, scores),
+        () if target is None else tuple(sorted(pc.unique(target.table().column("source")).to_pylist())),
+        features=None if features is None else features_for(ids, features.table()),
     )
     target_ids = inputs.one("target_tokens").table().column("example_id").to_pylist() if config.include_target else ()
     name = str(config.selector.get("method"))
@@ -61,7 +66,7 @@ def select_rows(config: SelectConfig, inputs: Inputs, work: Work, *, passes: flo
     summary = summary.model_copy(update={"facts": facts, "tables": tables})
     gain_S = chosen.table.column("gain").to_numpy()[: len(chosen.rows)]
     dropped_D = np.zeros(0, dtype=np.int64) if sifted is None else sifted.dropped_D
-    viewed = Viewed(pool, chosen.rows, gain_S, dropped_D, group_names(pool, inputs.maybe("target_tokens")))
+    viewed = Viewed(pool, chosen.rows, gain_S, dropped_D, group_names(pool))
     tables = (*tables, *show(viewed, summary, inputs, work))
     work.charge("select", Cost(seconds=time.perf_counter() - began))
     return summary.model_copy(update={"tables": tables})

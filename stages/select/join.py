@@ -54,6 +54,13 @@ def columns_for(ids: pa.ChunkedArray, scores: pa.Table) -> np.ndarray | None:
     return column_NJ
 
 
+def exact_for(ids: pa.ChunkedArray, scores: pa.Table) -> np.ndarray:
+    """Return exact_N, whether each id's score was computed rather than predicted; False where it has none."""
+    row_N = places_of(ids, scores.column("example_id"))
+    exact = scores.column("exact").to_numpy()
+    return (row_N >= 0) & exact[row_N] if len(exact) else row_N >= 0
+
+
 def places_of(ids: pa.ChunkedArray, others: pa.ChunkedArray) -> np.ndarray:
     """Return the row of `others` that each of `ids` stands in, int64, -1 where in none; both sorted."""
     if len(ids) == len(others) and ids.equals(others):

@@ -158,6 +158,21 @@ def _merged(choices: Sequence[Choice], parts: Sequence[Part]) -> Choice:
         ]
         return np.concatenate(filled)[order_S]
 
+    grouped = all(choice.group is not None for choice in choices)
+    names = (
+        [
+            [*choice.groups] or [str(n + 1) for n in range(int(np.max(choice.group, initial=-1)) + 1)]
+            for choice in choices
+        ]
+        if grouped
+        else []
+    )
+    starts = np.cumsum([0, *(len(own) for own in names)])
+    group = (
+        [np.asarray(choice.group) + start for choice, start in zip(choices, starts[:-1], strict=True)]
+        if grouped
+        else []
+    )
     return Choice(
         np.concatenate([choice.rows for choice in choices])[order_S],
         gain=joined("gain", 0.0),
@@ -165,6 +180,8 @@ def _merged(choices: Sequence[Choice], parts: Sequence[Part]) -> Choice:
         repeats=joined("repeats", 1),
         order=np.concatenate(later)[order_S].astype(np.int32),
         reason=choices[0].reason,
+        group=np.concatenate(group)[order_S] if grouped else None,
+        groups=tuple(name for own in names for name in own),
         short="; ".join(
             f"{part.name}: {choice.short}" for part, choice in zip(parts, choices, strict=True) if choice.short
         ),

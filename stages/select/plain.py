@@ -1,7 +1,9 @@
 """Selecting from a plain file of scores: JSON lines, CSV or Arrow with an id and a score a row.
 
-A row whose score is missing, not a number or infinite is listed as not scorable and never chosen; a row that cannot be
-read at all is listed with its line. The same selectors, quotas and guards as in the stage.
+A row may hold a score for each target group (`score.NAME`, or `group_scores` as a list or an object; its score is their
+mean where it has no other), its source, its length, and whether its score was computed (`exact`). A row with a score
+that is missing, not a number or infinite is listed as not scorable and never chosen; one that cannot be read at all is
+listed with its line. The same selectors, quotas and guards as in the stage.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,19 @@ from stages.select.selector import Candidates
 
 ID_NAMES = ("example_id", "id")
 LENGTH_NAMES = ("n_tokens", "tokens", "length")
+GROUP_PREFIX = "score."
+"""A field of that name and a group's holds the row's score for the group."""
+
+SCHEMA = pa.schema(
+    [
+        ("example_id", pa.string()),
+        ("source", pa.string()),
+        ("score", pa.float32()),
+        ("n_tokens", pa.int32()),
+        ("exact", pa.bool_()),
+        ("group_scores", pa.list_(pa.float32())),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -46,14 +61,39 @@ class PlainSelection:
     notices: tuple[str, ...]
 
 
-def read_scores(path: Path) -> tuple[pa.Table, list[Refused]]:
-    """Read (table, refused): example_id, source, score (null where not valid), n_tokens (null where not given), by id.
+@dataclass(frozen=True)
+class PlainScores:
+    """A file's rows by id: example_id, source, score (null where not valid), n_tokens and exact (null where not given),
+    group_scores (null where not whole); the names of the groups; the rows refused, also those with an invalid score."""
 
-    A row with an invalid score is in both: in the table with a null score, and in the list. Raises `InputError` for a
-    file of another kind or one without an id column.
-    """
+    table: pa.Table
+    groups: tuple[str, ...]
+    refused: list[Refused]
+
+    def candidates(self, **more: Any) -> Candidates:
+        """Return the rows as a pool, with `more` of it."""
+        lengths, exact = self.table.column("n_tokens"), self.table.column("exact")
+        return Candidates(
+            self.table.column("example_id"),
+            self.table.column("source"),
+            None if lengths.null_count else lengths.to_numpy(),
+            self.table.column("score").to_numpy().astype(np.float32),
+            self._columns if len(self.groups) > 1 else None,
+            None if exact.null_count else exact.to_numpy,
+            self.groups,
+            **more,
+        )
+
+    def _columns(self) -> np.ndarray:
+        empty = [float("nan")] * len(self.groups)
+        return np.array([row or empty for row in self.table.column("group_scores").to_pylist()], dtype=np.float32)
+
+
+def read_scores(path: Path) -> PlainScores:
+    """Read the rows. Raises `InputError` for a file of another kind or one without an id column."""
     found: dict[str, dict[str, Any]] = {}
     refused: list[Refused] = []
+    groups: tuple[str, ...] = ()
     for row, values in _records(path):
         if isinstance(values, Refused):
             refused.append(values)
@@ -62,12 +102,24 @@ def read_scores(path: Path) -> tuple[pa.Table, list[Refused]]:
         if isinstance(example_id, Refused):
             refused.append(example_id)
         else:
-            score, detail = _score(values.get("score"))
+            names, group_scores, why = _groups(values, groups)
+            groups = groups or names
+            of_groups = group_scores is not None and values.get("score") in (None, "")
+            score, detail = _score(np.mean(group_scores or ()) if of_groups else values.get("score"))
+            if why:
+                score, detail = None, why
             if score is None:
                 refused.append(Refused(row, example_id, "not_scorable", detail))
-            length = next((_whole(values[name]) for name in LENGTH_NAMES if values.get(name) not in (None, "")), None)
+            length = length_of(values)
             source = str(values.get("source") or path.stem)
-            found[example_id] = {"example_id": example_id, "source": source, "score": score, "n_tokens": length}
+            found[example_id] = {
+                "example_id": example_id,
+                "source": source,
+                "score": score,
+                "n_tokens": length,
+                "exact": _truth(values.get("exact")),
+                "group_scores": group_scores,
+            }
     if not found:
         raise InputError(
             "a file of scores with an id and a score a row",
@@ -75,25 +127,15 @@ def read_scores(path: Path) -> tuple[pa.Table, list[Refused]]:
             'write lines such as {"id": "a", "score": 0.5}',
         )
     rows = [found[example_id] for example_id in sorted(found)]
-    schema = pa.schema(
-        [("example_id", pa.string()), ("source", pa.string()), ("score", pa.float32()), ("n_tokens", pa.int32())]
-    )
-    return pa.Table.from_pylist(rows, schema=schema), refused
+    return PlainScores(pa.Table.from_pylist(rows, schema=SCHEMA), groups, refused)
 
 
 def select_scores(path: Path, config: SelectConfig, rng: np.random.Generator) -> PlainSelection:
     """Choose from a file of scores. Raises like `read_scores` and `choose`."""
-    table, refused = read_scores(path)
-    lengths = table.column("n_tokens")
-    pool = Candidates(
-        table.column("example_id"),
-        table.column("source"),
-        None if lengths.null_count else lengths.to_numpy(),
-        table.column("score").to_numpy().astype(np.float32),
-    )
+    scores = read_scores(path)
     notices: list[str] = []
-    chosen = choose(config, pool, rng, notices.append)
-    return PlainSelection(chosen.table, tuple(refused), tuple(notices))
+    chosen = choose(config, scores.candidates(), rng, notices.append)
+    return PlainSelection(chosen.table, tuple(scores.refused), tuple(notices))
 
 
 def new_id(row: int, values: Mapping[str, Any], found: Container[str]) -> str | Refused:
@@ -106,6 +148,11 @@ def new_id(row: int, values: Mapping[str, Any], found: Container[str]) -> str | 
     if example_id in found:
         return Refused(row, example_id, "duplicate", f"{example_id} stood before; the first row counts")
     return example_id
+
+
+def length_of(values: Mapping[str, Any]) -> int | None:
+    """Return the row's tokens, None where it does not say."""
+    return next((_whole(values[name]) for name in LENGTH_NAMES if values.get(name) not in (None, "")), None)
 
 
 def _score(value: Any) -> tuple[float | None, str]:
@@ -121,6 +168,34 @@ def _score(value: Any) -> tuple[float | None, str]:
     if not math.isfinite(number) or not math.isfinite(np.float32(number)):
         return None, f"its score is {value!r}, which cannot be ranked"
     return number, ""
+
+
+def _groups(values: Mapping[str, Any], known: Sequence[str]) -> tuple[tuple[str, ...], list[float] | None, str]:
+    """Return (names, scores, ""): the row's groups; scores None where it has none; why, where they are not valid."""
+    given = values.get("group_scores") or {
+        name.removeprefix(GROUP_PREFIX): value for name, value in values.items() if name.startswith(GROUP_PREFIX)
+    }
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        given = {str(place): value for place, value in enumerate(given, start=1)}
+    if not given:
+        return (), None, "it has no score for each of several groups" if known else ""
+    if not isinstance(given, Mapping):
+        return (), None, f"its group scores are {str(given)[:40]!r}"
+    names = tuple(known or given)
+    if set(names) != set(given):
+        return (), None, f"its groups are {', '.join(map(str, given))}, the first row's {', '.join(names)}"
+    found = []
+    for name in names:
+        number, detail = _score(given[name])
+        if number is None:
+            return names, None, f"group {name}: {detail}"
+        found.append(number)
+    return names, found, ""
+
+
+def _truth(value: Any) -> bool | None:
+    """Return what JSON, CSV or Arrow says, None where it says neither."""
+    return {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
 
 
 def _whole(value: Any) -> int | None:

@@ -1,6 +1,7 @@
 """Selecting from plain files of embeddings or of similarities, by the selectors that compare rows with each other.
 
-Embeddings: JSON lines with an id and a vector. Similarities: a CSV whose first column names the rows and whose header
+Embeddings: JSON lines with an id and a vector, which may name its source and length; scores of the same ids may come
+from a second file. Similarities: a CSV whose first column names the rows and whose header
 names the columns, the same in the same order; a value is how well the row's item is covered by the column's. A row that
 is no vector of numbers is listed and left out; a vector of zeros is listed and like nothing.
 """
@@ -18,7 +19,8 @@ from data_contracts.config import SelectConfig
 from data_contracts.errors import InputError
 from stages.select.choose import choose
 from stages.select.features import Features
-from stages.select.plain import PlainSelection, Refused, json_lines, new_id
+from stages.select.join import places_of
+from stages.select.plain import PlainSelection, Refused, json_lines, length_of, new_id, read_scores
 from stages.select.selector import Candidates
 
 LARGEST = 1e12
@@ -26,11 +28,19 @@ LARGEST = 1e12
 VECTOR_NAMES = ("embedding", "vector", "vec", "feature")
 
 
-def select_embeddings(path: Path, config: SelectConfig, rng: np.random.Generator) -> PlainSelection:
-    """Choose from a file of embeddings. Raises `InputError` for a file without any, and like `choose`."""
+def select_embeddings(
+    path: Path, config: SelectConfig, rng: np.random.Generator, *, scores: Path | None = None
+) -> PlainSelection:
+    """Choose from a file of embeddings, with a file of scores of the same rows where one is given.
+
+    A row of the scores without an embedding has no feature; one without a score is left out. Raises `InputError` for a
+    file without any, files that share no row, and like `choose`.
+    """
     if not path.is_file():
         raise InputError("a JSON lines file of embeddings", f"{path.name} is not there", "give its path")
     found: dict[str, np.ndarray] = {}
+    sources: dict[str, str] = {}
+    lengths: dict[str, int | None] = {}
     refused: list[Refused] = []
     for row, values in json_lines(path):
         if isinstance(values, Refused):
@@ -44,6 +54,7 @@ def select_embeddings(path: Path, config: SelectConfig, rng: np.random.Generator
             refused.append(Refused(row, name, "not_comparable", detail))
         else:
             found[name] = np.array(vector, dtype=np.float32)
+            sources[name], lengths[name] = str(values.get("source") or path.stem), length_of(values)
     if not found:
         first = f" ({refused[0].detail})" if refused else ""
         raise InputError(
@@ -52,8 +63,28 @@ def select_embeddings(path: Path, config: SelectConfig, rng: np.random.Generator
     names = sorted(found)
     matrix = np.stack([found[name] for name in names])
     zero = [name for name, row in zip(names, matrix, strict=True) if not row.any()]
-    features = Features(np.arange(len(names)), matrix.shape[1], lambda: iter([matrix]))
-    plain = _chosen(names, config, rng, refused, path, features=features)
+    if scores is None:
+        every = [lengths[name] for name in names]
+        pool = Candidates(
+            pa.chunked_array([pa.array(names)]),
+            pa.chunked_array([pa.array([sources[name] for name in names])]),
+            None if None in every else np.array(every, dtype=np.int32),
+            None,
+            features=Features(np.arange(len(names)), matrix.shape[1], lambda: iter([matrix])),
+        )
+    else:
+        scored = read_scores(scores)
+        refused += scored.refused
+        row_n = places_of(pa.chunked_array([pa.array(names)]), scored.table.column("example_id"))
+        unscored = [name for name, row in zip(names, row_n.tolist(), strict=True) if row < 0]
+        refused += [Refused(0, name, "not_scorable", "it has no score") for name in unscored]
+        if len(unscored) == len(names):
+            raise InputError(
+                "scores and embeddings of the same rows", "they have no id in common", "give both of one pool"
+            )
+        known = matrix[row_n >= 0]
+        pool = scored.candidates(features=Features(row_n[row_n >= 0], matrix.shape[1], lambda: iter([known])))
+    plain = _chosen(pool, config, rng, refused)
     notices = list(plain.notices)
     if zero:
         notices.append(f"{len(zero)} vectors of zeros are like nothing: {', '.join(zero[:5])}")
@@ -89,21 +120,12 @@ def select_similarities(path: Path, config: SelectConfig, rng: np.random.Generat
             similarity_NN[at, other] = _number(row[other + 1], f"row {at + 2}, column {columns[other]} of {path.name}")
     order = np.array(sorted(range(len(names)), key=names.__getitem__))
     candidate_first = np.ascontiguousarray(similarity_NN[np.ix_(order, order)].T)
-    return _chosen([names[at] for at in order], config, rng, [], path, similarity=candidate_first)
+    ids, sources = pa.array([names[at] for at in order]), pa.array([path.stem] * len(names))
+    pool = Candidates(pa.chunked_array([ids]), pa.chunked_array([sources]), None, None, similarity_NN=candidate_first)
+    return _chosen(pool, config, rng, [])
 
 
-def _chosen(
-    names: list[str],
-    config: SelectConfig,
-    rng: np.random.Generator,
-    refused: list[Refused],
-    path: Path,
-    *,
-    features: Features | None = None,
-    similarity: np.ndarray | None = None,
-) -> PlainSelection:
-    ids, sources = pa.chunked_array([pa.array(names)]), pa.chunked_array([pa.array([path.stem] * len(names))])
-    pool = Candidates(ids, sources, None, None, features=features, similarity_NN=similarity)
+def _chosen(pool: Candidates, config: SelectConfig, rng: np.random.Generator, refused: list[Refused]) -> PlainSelection:
     notices: list[str] = []
     chosen = choose(config, pool, rng, notices.append)
     return PlainSelection(chosen.table, tuple(refused), tuple(notices))

@@ -8,7 +8,7 @@ the best is taken, the more rows where two are equal. The whole curve is kept. T
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -145,5 +145,14 @@ def repeated(method: Repetition, pool: Candidates, quota: Quota, choice: Choice,
     def cut(values: np.ndarray | None) -> np.ndarray | None:
         return None if values is None else values[:kept]
 
-    found = Choice(choice.rows[:kept], cut(choice.gain), cut(choice.weights), repeats, cut(choice.order), choice.reason)
+    found = replace(
+        choice,
+        rows=choice.rows[:kept],
+        gain=cut(choice.gain),
+        weights=cut(choice.weights),
+        repeats=repeats,
+        order=cut(choice.order),
+        group=cut(choice.group),
+        short="",
+    )
     return found, curve

@@ -6,7 +6,9 @@ row twice, no row without a score where scores are read) is guarded by the stage
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -25,7 +27,8 @@ class Candidates:
         ids, sources: mapped columns; their text stays on disk.
         lengths_N: int32 tokens a row; None where only scores are known.
         score_N: float32, NaN where a row has no valid score; None where there are no scores.
-        column_NJ: float32, the score for each target group; None where there is one group or no scores.
+        columns: makes `column_NJ`, called where a selector reads it; so is `verified` for `exact_N`.
+        group_names: of the target groups, where they are known.
         features: those of the rows that have one; None where scoring left none.
         similarity_NN: float32, at least 0, of each row to each, where it is given in place of features.
     """
@@ -34,9 +37,21 @@ class Candidates:
     sources: pa.ChunkedArray
     lengths_N: np.ndarray | None
     score_N: np.ndarray | None
-    column_NJ: np.ndarray | None = None
+    columns: Callable[[], np.ndarray | None] | None = None
+    verified: Callable[[], np.ndarray | None] | None = None
+    group_names: tuple[str, ...] = ()
     features: Features | None = None
     similarity_NN: np.ndarray | None = None
+
+    @cached_property
+    def column_NJ(self) -> np.ndarray | None:  # noqa: N802
+        """Float32, the score for each target group; None where there is one group or no scores."""
+        return self.columns() if self.columns is not None else None
+
+    @cached_property
+    def exact_N(self) -> np.ndarray | None:  # noqa: N802
+        """Bool, whether a row's score was computed rather than predicted; None where that is not known."""
+        return self.verified() if self.verified is not None else None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -50,7 +65,9 @@ class Candidates:
             self.sources.take(taken),
             None if self.lengths_N is None else self.lengths_N[rows_K],
             None if self.score_N is None else self.score_N[rows_K],
-            None if self.column_NJ is None else self.column_NJ[rows_K],
+            lambda: None if self.column_NJ is None else self.column_NJ[rows_K],
+            lambda: None if self.exact_N is None else self.exact_N[rows_K],
+            self.group_names,
             None if self.features is None else self.features.only(rows_K),
             None if similarity_NN is None else similarity_NN[np.ix_(rows_K, rows_K)],
         )
@@ -82,7 +99,9 @@ class Choice:
         weights: float32 loss weights, 1 where None.
         repeats: int32 visits an epoch, 1 where None.
         order: int32 phase of an epoch that a row belongs to, 0 where None.
-        reason: one sentence for every row; `{score}`, `{rank}` and `{gain}` are filled in.
+        reason: one sentence for every row; `{score}`, `{rank}`, `{gain}` and `{group}` are filled in.
+        group: int64 number of the group that each row was taken for; None where there are none.
+        groups: what the groups are called; by their numbers, from 1, where empty.
         short: why fewer rows were chosen than the quota allows; "" where it is full or the pool ended.
     """
 
@@ -92,6 +111,8 @@ class Choice:
     repeats: np.ndarray | None = None
     order: np.ndarray | None = None
     reason: str = ""
+    group: np.ndarray | None = None
+    groups: Sequence[str] = ()
     short: str = ""
 
 
@@ -102,6 +123,10 @@ class Selector(Method):
     home: ClassVar[str] = "stages.select.methods"
     reads: ClassVar[frozenset[Literal["scores", "groups", "features"]]] = frozenset()
     """What it cannot do without (`groups`: a score a target group); rows that lack it are kept from the selector."""
+
+    def needs(self) -> frozenset[str]:
+        """Return what it cannot do without as it is set; `reads`, unless a setting reads more."""
+        return self.reads
 
     def select(self, pool: Candidates, quota: Quota, rng: np.random.Generator) -> Choice:
         """Return the chosen rows. `rng` depends on the configured seed alone."""

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from data_contracts.records import Table
 from stages.select.selector import Candidates
-from stages.stage import Artifact
 
 SHOWN = 10
 SOURCES_SHOWN = 20
@@ -45,13 +44,12 @@ class Viewed:
         return np.flatnonzero(out_N)
 
 
-def group_names(pool: Candidates, target: Artifact | None) -> tuple[str, ...]:
+def group_names(pool: Candidates) -> tuple[str, ...]:
     """Return the names of the target groups: the target's sources, sorted as scoring has them, or numbers."""
     if pool.column_NJ is None:
         return () if pool.score_N is None else ("target",)
-    count = pool.column_NJ.shape[1]
-    sources = [] if target is None else sorted(pc.unique(target.table().column("source")).to_pylist())
-    return tuple(sources) if len(sources) == count else tuple(f"group {number}" for number in range(1, count + 1))
+    count, names = pool.column_NJ.shape[1], pool.group_names
+    return names if len(names) == count else tuple(f"group {number}" for number in range(1, count + 1))
 
 
 def by_source(viewed: Viewed) -> Table:

@@ -44,6 +44,8 @@ class Dpp(FeatureSelector):
             quality_B = np.exp(-np.minimum(lower_B, LOWEST))
         asked = wanted(quota, pool, rows)
         order, gain = dpp_map(unit_rows(self.matrix(pool, rows)), quality_B, asked)
+        if not len(order):
+            raise InputError("a feature that is not zero", "all are", "look at the scorer, or choose another selector")
         chosen = quota.fill(rows[order], pool.lengths_N)
         short = "the others lie in the span of these, whose set has probability zero with any more"
         return Choice(

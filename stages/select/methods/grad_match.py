@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from data_contracts.errors import InputError
-from stages.coreset.matching_pursuit import matching_pursuit
+from stages.coreset.matching_pursuit import pursuit
 from stages.select.coreset import FeatureSelector, mean_one, wanted
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice
@@ -31,19 +31,26 @@ class GradMatch(FeatureSelector):
             raise InputError(
                 "a mean gradient that is not zero", "the features add up to zero", "choose another selector"
             )
-        asked = wanted(quota, pool, rows)
-        scale = float(np.square(feature_BK).sum(axis=1).mean())
-        settings = {"ridge": self.ridge * scale / len(rows), "tolerance": self.tolerance}
-        order, weight_S, error_S = matching_pursuit(feature_BK, mean_K, asked, **settings)
-        chosen = quota.fill(rows[order], pool.lengths_N)
-        if len(chosen) < len(order):  # tokens ended before: the same rows up to there, with weights of their own
-            _, weight_S, error_S = matching_pursuit(feature_BK, mean_K, len(chosen), **settings)
-            asked = len(chosen)
-        before_S = np.concatenate([[1.0], error_S])[: len(chosen)]
+        asked, ridge = (
+            wanted(quota, pool, rows),
+            self.ridge * float(np.square(feature_BK).sum(axis=1).mean()) / len(rows),
+        )
+        order: list[int] = []
+        error_S = [1.0]
+        for step in pursuit(feature_BK, mean_K, ridge=ridge):
+            taken = rows[[*order, step.row]]
+            if len(quota.fill(taken, pool.lengths_N)) < len(taken):
+                asked = len(order)
+                break
+            order.append(step.row)
+            error_S.append(step.error)
+            weight_S = step.weight_S
+            if len(order) == asked or step.error <= self.tolerance:
+                break
         kept = weight_S > 0
         return Choice(
-            chosen[kept],
-            gain=before_S[kept],
+            rows[order][kept],
+            gain=np.array(error_S[:-1])[kept],
             weights=mean_one(weight_S[kept]),
             reason="taken when {gain} of the mean gradient was unmatched",
             short="" if kept.sum() == asked else f"they match the mean gradient up to {error_S[-1]:.2g}",

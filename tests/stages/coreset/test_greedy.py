@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
+from stages.coreset import objectives
 from stages.coreset.greedy import lazy_greedy, stochastic_greedy
 from stages.coreset.objectives import DenseFacilityLocation, FeatureBased, GraphCut, SparseFacilityLocation
 from stages.coreset.similarity import dense_cosine, unit_rows
 
-KINDS = ("dense", "sparse", "cut", "features")
+KINDS = ("dense", "sparse", "cut", "features", "log features")
 
 
 def value(kind: str, data: np.ndarray, chosen: list[int]) -> float:
@@ -25,7 +26,7 @@ def value(kind: str, data: np.ndarray, chosen: list[int]) -> float:
         return float(data[chosen].max(axis=0).sum())
     if kind == "cut":
         return float(2.0 * data[:, chosen].sum() - data[np.ix_(chosen, chosen)].sum())
-    return float(np.sqrt(data[chosen].sum(axis=0)).sum())
+    return float({"features": np.sqrt, "log features": np.log1p}[kind](data[chosen].sum(axis=0)).sum())
 
 
 def objective(kind: str, data: np.ndarray):
@@ -33,7 +34,9 @@ def objective(kind: str, data: np.ndarray):
         return DenseFacilityLocation(data.astype(np.float32))
     if kind == "sparse":
         return SparseFacilityLocation(csr_matrix(data.astype(np.float32)))
-    return GraphCut(data) if kind == "cut" else FeatureBased(data)
+    if kind == "cut":
+        return GraphCut(data)
+    return FeatureBased(data, np.sqrt if kind == "features" else np.log1p)
 
 
 def gain_of(kind: str, data: np.ndarray, chosen: list[int], row: int) -> float:
@@ -61,7 +64,7 @@ def test_lazy_greedy_is_greedy_and_near_the_best_set(kind: str, count: int, want
         gain = {other: gain_of(kind, data, rows[:step].tolist(), other) for other in range(count)}
         best = max(value for other, value in gain.items() if other not in rows[:step])
         np.testing.assert_allclose([gains[step], gain[row]], best, atol=1e-6)
-        if steps and kind != "features":  # ties are exact in these numbers, and go to the smaller row
+        if steps and "features" not in kind:  # ties are exact in these numbers, and go to the smaller row
             assert row == min(other for other in gain if other not in rows[:step] and gain[other] > best - 1e-9)
     chosen = min(wanted, count)
     best = max(value(kind, data, list(some)) for some in combinations(range(count), chosen))
@@ -73,6 +76,39 @@ def test_lazy_greedy_is_greedy_and_near_the_best_set(kind: str, count: int, want
 def test_equal_rows_are_taken_from_the_first_on(kind: str) -> None:
     rows, _ = lazy_greedy(objective(kind, np.ones((6, 6))), 9)
     assert rows.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("few", [1, 5, 1000])
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_going_on_with_the_pairs_that_still_gain_changes_no_choice(
+    kind: str, steps: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objectives, "MOST_LEFT", 1.0)
+    monkeypatch.setattr(objectives, "FEWEST_TAKEN", few)
+    data = random_data(kind, 150, few, steps=steps)
+    made = objective(kind, data)
+    rows, gains = lazy_greedy(made, 150)
+    assert (made.kept() is None) == (kind == "dense" and few == 1000)
+    nearest, left = np.zeros(150), np.ones(150, dtype=bool)
+    for row, gain in zip(rows.tolist(), gains, strict=True):
+        every = np.where(left, np.maximum(data - nearest, 0).sum(axis=1), -1)
+        np.testing.assert_allclose([gain, every[row]], every.max(), atol=1e-4)
+        left[row] = False
+        nearest = np.maximum(nearest, data[row])
+
+
+def test_gains_that_are_kept_up_to_date_are_exact_where_numbers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objectives, "MOST_LEFT", 1.0)
+    monkeypatch.setattr(objectives, "FEWEST_TAKEN", 2)
+    data = np.random.default_rng(0).integers(0, 9, (120, 80)).astype(np.float64)
+    rows, gains = lazy_greedy(DenseFacilityLocation(data.astype(np.float32)), 120)
+    nearest, left = np.zeros(80), np.ones(120, dtype=bool)
+    for row, gain in zip(rows.tolist(), gains, strict=True):
+        every = np.where(left, np.maximum(data - nearest, 0).sum(axis=1), -1)
+        assert (row, gain) == (every.argmax(), every.max())  # ties to the smaller row
+        left[row] = False
+        nearest = np.maximum(nearest, data[row])
 
 
 def test_a_gain_that_is_no_number_is_refused_rather_than_waited_for() -> None:

@@ -13,13 +13,13 @@ from data_contracts.errors import BudgetError, ConfigError, InputError
 from stages.coreset import similarity
 from stages.gradients.quantised import Quantiser
 from stages.select import coreset
-from stages.select.methods.bids import balanced
 from stages.select.methods.craig import nearness
 from stages.select.methods.semdedup import first_of_their_kind
 from stages.select.plain_features import select_embeddings, select_similarities
 from stages.select.stage import STAGE, SelectSlice
 from stages.stage import Artifact
 from tests.local_work import LocalWork, inputs_of, work_for
+from tests.stages.select.pools import chosen, pool_of
 from tests.stages.select.test_select import tokens_table
 
 ROWS, WIDTH = 60, 16
@@ -160,6 +160,46 @@ def test_craig_weighs_a_row_by_the_rows_it_stands_for_and_nears_the_mean_gradien
     assert error < np.quantile(chance, 0.05)
 
 
+def test_craig_is_greedy_and_its_error_within_the_bound_of_what_it_maximises(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    rows, _ = pool.select("craig", selector={"method": "craig"}, count=8)
+    feature = pool.feature.astype(np.float64)
+    distance = np.linalg.norm(feature[:, None] - feature[None], axis=2)
+    taken: list[int] = []
+    nearest = np.full(ROWS, distance.max())
+    for _ in range(8):  # greedy in float64, looking at every row every time
+        taken.append(int(np.minimum(nearest, distance).sum(axis=1).argmin()))
+        nearest = np.minimum(nearest, distance[taken[-1]])
+    assert [pool.ids.index(row["example_id"]) for row in rows] == taken
+    weight = np.array([row["weight"] for row in rows]) * ROWS / 8
+    error = np.linalg.norm(feature.sum(axis=0) - weight @ feature[taken])
+    assert error <= nearest.sum() * (1 + 1e-5)  # Mirzasoleiman et al. 2020, eq. 5
+
+
+def test_grad_match_has_the_error_of_the_pursuit_solved_anew_also_under_a_token_quota(tmp_path: Path) -> None:
+    from scipy.optimize import nnls
+
+    pool = Pool(tmp_path)
+    feature = Quantiser(WIDTH, 16).decode(*Quantiser(WIDTH, 16).encode(pool.feature)).astype(np.float64)
+    mean = feature.mean(axis=0)
+    taken: list[int] = []
+    residual = mean
+    for _ in range(6):
+        along = feature @ residual
+        along[taken] = -np.inf
+        taken.append(int(along.argmax()))
+        weight = nnls(feature[taken].T, mean)[0]
+        residual = mean - weight @ feature[taken]
+    lengths = [10 + row % 7 for row in taken]
+    for quota in ({"count": 6}, {"tokens": sum(lengths) + 1}):
+        rows, _ = pool.select(f"match{len(quota)}{[*quota]}", selector={"method": "grad_match", "ridge": 0.0}, **quota)
+        got = np.array([pool.ids.index(row["example_id"]) for row in rows])
+        assert got.tolist() == [row for row, of in zip(taken, weight, strict=True) if of > 0]
+        np.testing.assert_allclose(
+            [row["weight"] for row in rows], weight[weight > 0] / weight[weight > 0].mean(), rtol=1e-3
+        )
+
+
 def test_grad_match_meets_the_mean_gradient_closer_than_equal_weights_do(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     rows, _ = pool.select("match", selector={"method": "grad_match", "ridge": 0.0}, count=8)
@@ -175,12 +215,14 @@ def test_grad_match_meets_the_mean_gradient_closer_than_equal_weights_do(tmp_pat
 
 def test_bids_raises_the_worst_group_where_one_has_ten_times_the_scale(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    column = rng.normal(size=(400, 3)) * [10.0, 1.0, 1.0]
+    column = (rng.normal(size=(400, 3)) * [10.0, 1.0, 1.0]).astype(np.float32)
     unit = (column - column.mean(axis=0)) / column.std(axis=0)
-    rows, _ = balanced(unit, 40)
-    top = np.argsort(-column.mean(axis=1))[:40]
+    rows = chosen(pool_of(column=column), "bids", count=40).rows
+    top = chosen(pool_of(column=column), "top_k", count=40).rows  # by the mean over groups
     assert unit[rows].mean(axis=0).min() > 3 * unit[top].mean(axis=0).min()
     assert unit[rows].mean() >= 0.99 * unit[top].mean()
+    scaled = chosen(pool_of(column=column * [0.01, 100.0, 1.0]), "bids", count=40).rows
+    assert scaled.tolist() == rows.tolist()  # whatever the scales
     taken = unit[rows[:5]].mean(axis=0)  # the rule, said again
     left = [row for row in range(400) if row not in rows[:5]]
     assert rows[5] == max(left, key=lambda row: (unit[row] - taken).max())

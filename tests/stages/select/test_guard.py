@@ -13,7 +13,7 @@ import pytest
 
 from data_contracts.arrow import write_table
 from data_contracts.config import SelectConfig
-from data_contracts.errors import InputError, MethodError
+from data_contracts.errors import ConfigError, InputError, MethodError
 from stages.select import choose as choosing
 from stages.select.plain import read_scores, select_scores
 from stages.select.selector import Candidates, Choice
@@ -36,6 +36,7 @@ POOL = Candidates(
         (Choice(np.array([], dtype=np.int64)), "it chose none"),
         (Choice(np.array([0, 2]), gain=np.array([1.0, np.nan])), "not finite"),
         (Choice(np.array([0, 2]), weights=np.array([1.0])), "`weights` has 1 values"),
+        (Choice(np.array([0, 2]), group=np.array([1])), "`group` has 1 values"),
     ],
 )
 def test_a_selector_that_breaks_its_promise_is_named(choice: Choice, found: str) -> None:
@@ -49,7 +50,8 @@ def test_csv_and_arrow_scores_are_read_like_json_lines(tmp_path: Path) -> None:
     lines = tmp_path / "s.jsonl"
     rows = [{"id": "b", "score": 0.5, "n_tokens": 3}, {"id": "a", "score": float("nan")}, {"id": "c", "score": "x"}]
     lines.write_text("\n".join(json.dumps(row) for row in rows) + '\nnot json\n{"score": 1}\n{"id": "b", "score": 2}\n')
-    table, refused = read_scores(lines)
+    read = read_scores(lines)
+    table, refused = read.table, read.refused
     assert table.column("example_id").to_pylist() == ["a", "b", "c"]
     assert table.column("score").to_pylist() == [None, 0.5, None]
     assert [(item.row, item.reason) for item in refused] == [
@@ -61,15 +63,52 @@ def test_csv_and_arrow_scores_are_read_like_json_lines(tmp_path: Path) -> None:
     ]
     sheet = tmp_path / "s.csv"
     sheet.write_text("\ufeffid,score,tokens\r\nb,0.5,3\r\na,nan,4\r\nc,,5\r\n", encoding="utf-8")
-    table, refused = read_scores(sheet)
+    read = read_scores(sheet)
+    table, refused = read.table, read.refused
     assert table.column("score").to_pylist() == [None, 0.5, None]
     assert table.column("n_tokens").to_pylist() == [4, 3, 5]
     assert [item.example_id for item in refused] == ["a", "c"]
     schema = pa.schema([("example_id", pa.string()), ("score", pa.float32())])
     write_table(tmp_path / "s.arrow", schema, {"example_id": ["q", "p"], "score": [1.0, None]})
-    assert read_scores(tmp_path / "s.arrow")[0].column("score").to_pylist() == [None, 1.0]
+    assert read_scores(tmp_path / "s.arrow").table.column("score").to_pylist() == [None, 1.0]
     chosen = select_scores(sheet, SelectConfig(tokens=3), np.random.default_rng(0))
     assert chosen.selection.column("example_id").to_pylist() == ["b"]
+
+
+def test_scores_of_groups_are_read_by_name_by_place_and_from_columns(tmp_path: Path) -> None:
+    lines = tmp_path / "g.jsonl"
+    rows = [
+        {"id": "a", "group_scores": {"math": 1.0, "code": 3.0}},
+        {"id": "b", "score": 9.0, "group_scores": {"code": 0.5, "math": 4.0}, "source": "web", "exact": True},
+        {"id": "c", "score": 9.0, "group_scores": {"math": 1.0}},
+        {"id": "d", "score": 9.0, "group_scores": {"math": 1.0, "code": "x"}},
+        {"id": "e", "score": 9.0},
+    ]
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = read_scores(lines)
+    assert read.groups == ("math", "code")
+    assert read.table.column("score").to_pylist() == [2.0, 9.0, None, None, None]
+    assert [item.example_id for item in read.refused] == ["c", "d", "e"]
+    assert "its groups are math" in read.refused[0].detail
+    assert "group code" in read.refused[1].detail
+    np.testing.assert_array_equal(read.candidates().column_NJ[:2], [[1, 3], [4, 0.5]])
+    sheet = tmp_path / "g.csv"
+    sheet.write_text("id,score.math,score.code,exact\na,1,3,true\nb,4,0.5,False\n")
+    read = read_scores(sheet)
+    assert read.groups == ("math", "code")
+    assert read.candidates().exact_N.tolist() == [True, False]
+    turns = SelectConfig(count=2, selector={"method": "top_k", "over": "round_robin"})
+    chosen = select_scores(sheet, turns, np.random.default_rng(0)).selection.to_pylist()
+    assert [(row["example_id"], row["gain"]) for row in chosen] == [("b", 4.0), ("a", 3.0)]
+    assert [row["reason"] for row in chosen] == [
+        "the best left for group math, with 4; rank 0",
+        "the best left for group code, with 3; rank 1",
+    ]
+    lines.write_text('{"id": "a", "group_scores": [1, 3]}\n{"id": "b", "group_scores": [4, 0]}\n')
+    assert read_scores(lines).groups == ("1", "2")
+    lines.write_text('{"id": "a", "score": 1}\n')
+    with pytest.raises(ConfigError, match="one group"):
+        select_scores(lines, turns, np.random.default_rng(0))
 
 
 def test_a_file_without_a_usable_row_is_refused(tmp_path: Path) -> None:

@@ -264,7 +264,14 @@ def test_a_pool_of_some_rows_is_seen_as_those_rows_alone(tmp_path: Path) -> None
     score = rng.normal(size=30).astype(np.float32)
     lengths = tokens.column("n_tokens").to_numpy()
     similarity = rng.random((30, 30)).astype(np.float32)
-    pool = Candidates(tokens.column("example_id"), tokens.column("source"), lengths, score, None, features, similarity)
+    pool = Candidates(
+        tokens.column("example_id"),
+        tokens.column("source"),
+        lengths,
+        score,
+        features=features,
+        similarity_NN=similarity,
+    )
     part = pool.only(kept)
     assert part.ids.to_pylist() == ["002", "003", "011", "029"]
     assert part.lengths_N is not None

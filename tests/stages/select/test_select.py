@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from data_contracts.config import SelectConfig
 from data_contracts.errors import BudgetError, ConfigError, InputError
 from data_contracts.records import Summary
-from stages.select.join import scores_for
+from stages.select.join import exact_for, scores_for
 from stages.select.quota import Quota
 from stages.select.stage import STAGE, SelectSlice
 from stages.stage import Artifact
@@ -168,13 +169,19 @@ def test_new_pool_rows_without_a_score_are_told_of(tmp_path: Path) -> None:
     assert work.notices[0].startswith("4 of 6 pool rows stand in no score table")
 
 
+def test_the_stage_knows_which_scores_were_computed(tmp_path: Path) -> None:
+    settings = {"method": "speculative_strata", "strata": 3, "drop": 0.0}  # means −1, 0.5 and 2
+    work, _ = run(tmp_path / "1", scores=SCORES, selector=settings, count=2)
+    assert {row["example_id"] for row in work.rows("selection")} == {"b", "f"}
+    table = scores_table(tmp_path / "2", {"a": 1.0, "b": None, "d": 2.0}).table()
+    assert exact_for(pa.chunked_array([IDS]), table).tolist() == [True, False, False, True, False, False]
+
+
 ids = st.lists(st.text(alphabet="abcdef", min_size=1, max_size=3), unique=True, max_size=30)
 
 
 @given(ids, ids)
 def test_the_merge_of_two_sorted_tables_is_a_dictionary_lookup(pool: list[str], scored: list[str]) -> None:
-    import pyarrow as pa
-
     pool, scored = sorted(pool), sorted(scored)
     table = pa.table({"example_id": pa.array(scored, pa.string()), "score": pa.array(range(len(scored)), pa.float32())})
     lookup = {example_id: float(index) for index, example_id in enumerate(scored)}

@@ -49,7 +49,7 @@ def viewed_of(rng: np.random.Generator, rows: int, taken: int, *, groups: int = 
         pa.chunked_array([pa.array([f"s{row % 30 if row % 3 else 0}" for row in range(rows)])]),
         rng.integers(1, 200, rows).astype(np.int32),
         column.mean(axis=1),
-        column if groups > 1 else None,
+        (lambda: column) if groups > 1 else None,
     )
     names = tuple(f"g{group}" for group in range(groups)) if groups > 1 else ("target",)
     return Viewed(pool, order[:taken], rng.normal(size=taken), np.sort(order[taken : taken + dropped]), names)

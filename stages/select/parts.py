@@ -158,21 +158,14 @@ def _merged(choices: Sequence[Choice], parts: Sequence[Part]) -> Choice:
         ]
         return np.concatenate(filled)[order_S]
 
-    grouped = all(choice.group is not None for choice in choices)
-    names = (
-        [
-            [*choice.groups] or [str(n + 1) for n in range(int(np.max(choice.group, initial=-1)) + 1)]
-            for choice in choices
-        ]
-        if grouped
-        else []
-    )
+    found = [choice.group for choice in choices if choice.group is not None]
+    grouped = len(found) == len(choices)
+    names = [
+        [*choice.groups] or [str(number + 1) for number in range(int(own.max(initial=-1)) + 1)]
+        for choice, own in zip(choices, found, strict=False)
+    ]
     starts = np.cumsum([0, *(len(own) for own in names)])
-    group = (
-        [np.asarray(choice.group) + start for choice, start in zip(choices, starts[:-1], strict=True)]
-        if grouped
-        else []
-    )
+    group = [own + start for own, start in zip(found, starts, strict=False)]
     return Choice(
         np.concatenate([choice.rows for choice in choices])[order_S],
         gain=joined("gain", 0.0),
@@ -181,7 +174,7 @@ def _merged(choices: Sequence[Choice], parts: Sequence[Part]) -> Choice:
         order=np.concatenate(later)[order_S].astype(np.int32),
         reason=choices[0].reason,
         group=np.concatenate(group)[order_S] if grouped else None,
-        groups=tuple(name for own in names for name in own),
+        groups=tuple(name for own in names for name in own) if grouped else (),
         short="; ".join(
             f"{part.name}: {choice.short}" for part, choice in zip(parts, choices, strict=True) if choice.short
         ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ CATEGORY_SEED = 20260610
 SHARES = {"target": 2, "validation": 1, "holdout": 2, "pool": 2}
 WEB_CHARACTERS = 500
 """Of a web document, so that it is no longer than the longest row."""
+RESAMPLES = 10_000
 ARITHMETIC = "arithmetic and web text"
 
 Tasks = dict[str, dict[str, list[dict[str, Any]]]]
@@ -112,3 +114,39 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+Losses = dict[str, tuple[float, int, str]]
+"""Of a model on the holdout: item to (nats over its answer tokens, answer tokens, task)."""
+
+
+def mean_loss(losses: Losses) -> float:
+    """Return the mean loss of an answer token, nats."""
+    return sum(item[0] for item in losses.values()) / sum(item[1] for item in losses.values())
+
+
+def paired_interval(
+    pairs: Sequence[tuple[Losses, Losses]], level: float = 0.95, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return (mean, low, high) of first − second over cells, nats a token, by a bootstrap of cells, then of tasks.
+
+    Both of a pair keep the same tasks and items in a resample, so only their difference varies.
+    """
+    rng = np.random.default_rng(seed)
+    tables = []
+    for mine, theirs in pairs:
+        by_task: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        for item, (loss, tokens, task) in mine.items():
+            by_task[task].append((loss - theirs[item][0], tokens))
+        sums = [[sum(d for d, _ in rows), sum(n for _, n in rows)] for rows in by_task.values()]
+        tables.append(np.array(sums, dtype=float))
+    point = float(np.mean([table[:, 0].sum() / table[:, 1].sum() for table in tables]))
+    draws = np.empty(RESAMPLES)
+    for draw in range(RESAMPLES):
+        ratios = []
+        for index in rng.integers(len(tables), size=len(tables)):
+            rows = tables[index][rng.integers(len(tables[index]), size=len(tables[index]))]
+            ratios.append(rows[:, 0].sum() / rows[:, 1].sum())
+        draws[draw] = np.mean(ratios)
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return point, float(low), float(high)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,7 +20,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cells import ARITHMETIC, draw_categories, read_tasks, settings, write_arithmetic, write_splits
+from benchmarks.cells import (
+    ARITHMETIC,
+    draw_categories,
+    mean_loss,
+    paired_interval,
+    read_tasks,
+    settings,
+    write_arithmetic,
+    write_splits,
+)
 from benchmarks.chain import report
 from benchmarks.options import Options
 from data_contracts.arrow import TABLE_FILE, read_table
@@ -58,7 +66,6 @@ ARMS: dict[str, dict[str, Any]] = {
     },
 }
 BESIDE = ("full", "target", "target+random", "target+influence", "oracle")
-RESAMPLES = 10_000
 
 
 def values_for(model: Path, seed: int) -> dict[str, Any]:
@@ -214,44 +221,16 @@ def run_cell(task: tuple[str, int, Path, Path, bool, tuple[float, ...]]) -> dict
     return {"kind": kind, "seed": seed, "arms": arms}
 
 
-def mean_loss(losses: dict[str, tuple[float, int, str]]) -> float:
-    """Return the mean loss of an answer token, nats."""
-    return sum(item[0] for item in losses.values()) / sum(item[1] for item in losses.values())
-
-
 def differences(cells: list[dict[str, Any]], budget: float, arm: str, other: str) -> np.ndarray:
     """Return arm − other, nats a token, one number a cell."""
     found = [cell["arms"][budget] for cell in cells]
     return np.array([mean_loss(arms[arm]["losses"]) - mean_loss(arms[other]["losses"]) for arms in found])
 
 
-def paired_interval(
-    cells: list[dict[str, Any]], budget: float, arm: str, other: str, level: float = 0.95, seed: int = 0
-) -> tuple[float, float, float]:
-    """Return (mean, low, high) of arm − other over cells, nats a token, by a bootstrap of cells, then of tasks.
-
-    Both arms of a resample keep the same cells, tasks and items, so only their difference varies.
-    """
-    rng = np.random.default_rng(seed)
-    tables = []
-    for cell in cells:
-        mine, theirs = (cell["arms"][budget][name]["losses"] for name in (arm, other))
-        by_task: dict[str, list[tuple[float, int]]] = defaultdict(list)
-        for item, (loss, tokens, task) in mine.items():
-            by_task[task].append((loss - theirs[item][0], tokens))
-        tables.append(
-            np.array([[sum(d for d, _ in rows), sum(n for _, n in rows)] for rows in by_task.values()], dtype=float)
-        )
-    point = float(np.mean([table[:, 0].sum() / table[:, 1].sum() for table in tables]))
-    draws = np.empty(RESAMPLES)
-    for draw in range(RESAMPLES):
-        ratios = []
-        for index in rng.integers(len(tables), size=len(tables)):
-            rows = tables[index][rng.integers(len(tables[index]), size=len(tables[index]))]
-            ratios.append(rows[:, 0].sum() / rows[:, 1].sum())
-        draws[draw] = np.mean(ratios)
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return point, float(low), float(high)
+def interval(cells: list[dict[str, Any]], budget: float, arm: str, other: str, level: float) -> list[float]:
+    """Return mean, low and high of arm − other at a budget, nats a token."""
+    pairs = [(cell["arms"][budget][arm]["losses"], cell["arms"][budget][other]["losses"]) for cell in cells]
+    return [round(value, 4) for value in paired_interval(pairs, level)]
 
 
 def tables(cells: list[dict[str, Any]], budgets: tuple[float, ...]) -> None:
@@ -286,7 +265,7 @@ def figures_of(cells: list[dict[str, Any]], budgets: tuple[float, ...]) -> dict[
             **{f"loss_{name}": round(value, 4) for name, value in fixed.items()},
             "best_fixed": best,
             "regret": round(auto / fixed[best] - 1, 4),
-            "auto_minus_random": [round(x, 4) for x in paired_interval(cells, budget, "auto", "random", level)],
+            "auto_minus_random": interval(cells, budget, "auto", "random", level),
             "auto_minus_random_sd": round(float(spread.std(ddof=1)), 4) if len(spread) > 1 else None,
             "cells_equal_to_random": int((spread == 0).sum()),
             "chosen": {name: sum(cell["arms"][budget]["auto"]["chosen"] == name for cell in cells) for name in ARMS},
@@ -294,14 +273,10 @@ def figures_of(cells: list[dict[str, Any]], budgets: tuple[float, ...]) -> dict[
         }
         for name in cells[0]["arms"][budget]:
             if name not in ("auto", "random"):
-                found[f"{name}_minus_random"] = [
-                    round(x, 4) for x in paired_interval(cells, budget, name, "random", level)
-                ]
+                found[f"{name}_minus_random"] = interval(cells, budget, name, "random", level)
         planted = [cell for cell in cells if cell["kind"] != ARITHMETIC]
         if planted and len(planted) < len(cells):
-            found["auto_minus_random_by_category"] = [
-                round(x, 4) for x in paired_interval(planted, budget, "auto", "random", level)
-            ]
+            found["auto_minus_random_by_category"] = interval(planted, budget, "auto", "random", level)
         figures[key] = found
     return figures
 

@@ -23,7 +23,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINES = ("buildah", "podman", "docker")
-STAGES = ("ingest", "plan", "begin", "score", "select", "train", "govern", "weigh", "evaluate", "judge", "promote")
+STAGES = (
+    "ingest",
+    "plan",
+    "begin",
+    "score",
+    "mix",
+    "select",
+    "train",
+    "govern",
+    "weigh",
+    "evaluate",
+    "judge",
+    "promote",
+)
 DEBIAN = "localhost/lazytrain-debian:bookworm"
 MIRROR = "http://deb.debian.org/debian"
 

@@ -151,6 +151,12 @@ class SelectConfig(Frozen):
     count: int | None = Field(None, ge=0, description="Rows; 0 with `include_target` trains on the target alone.")
     tokens: int | None = Field(None, ge=1)
     include_target: bool = Field(False, description="Whether every target row is trained on too.")
+    mixture: MethodSettings | None = Field(
+        None, description="What share of the selection each source of the pool gets, and when; unset: as it comes."
+    )
+    repetition: MethodSettings | None = Field(
+        None, description="Law by which fewer rows are trained on more often; unset: each row once a pass."
+    )
     noise: MethodSettings | None = Field(
         None, description="A filter whose suspects no selector sees: {method: answer_fit}; docs/selection.md."
     )
@@ -340,7 +346,8 @@ SLICES: dict[str, tuple[str, ...]] = {
     "plan": ("seed", "budget", "plan", "train"),
     "begin": ("seed", "begin", "train"),
     "score": ("seed", "score"),
-    "select": ("seed", "select"),
+    "mix": ("seed", "select", "train"),
+    "select": ("seed", "select", "train"),
     "train": ("seed", "train", "govern"),
     "govern": ("budget", "govern", "train"),
     "weigh": ("seed", "auto"),

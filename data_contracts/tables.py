@@ -132,23 +132,75 @@ FEATURES = Contract(
 
 SELECTION = Contract(
     "selection",
-    1,
+    2,
     pa.schema(
         [
             _field("rank", INT32),  # 0 is the best
             _field("example_id", TEXT),
             _field("weight", F32),  # multiplies the example's loss
             _field("repeats", INT32),  # visits an epoch
-            _field("order", INT32),  # position in training before shuffling by epoch
+            _field("order", INT32),  # phase of an epoch: rows of a lower one come first, shuffled among themselves
             _field("mixture", TEXT),  # the part of the mixture it stands for: its source, or "target"
             _field("gain", F32, True),  # the selector's own objective, null where it has none
             _field("reason", TEXT),
         ]
     ),
     key=("rank",),
-    invariants=(Within("rank", 0), Finite("weight"), Within("weight", 0), Within("repeats", 1), Finite("gain")),
+    invariants=(
+        Within("rank", 0),
+        Finite("weight"),
+        Within("weight", 0),
+        Within("repeats", 1),
+        Within("order", 0),
+        Finite("gain"),
+    ),
     least_rows=1,
-    about="What to train on, in order of preference, and why.",
+    about="What to train on, in order of preference, when, and why. An example may stand in several phases.",
+)
+
+MIXTURE = Contract(
+    "mixture",
+    1,
+    pa.schema(
+        [
+            _field("part", TEXT),  # a source of the pool
+            _field("rows", INT64),  # of the pool
+            _field("tokens", INT64),  # of the pool
+            _field("prior", F64),  # its share of the pool, in the selection's unit (rows or tokens)
+            _field("share", F64),  # its share of the selection, in the same unit
+            _field("phase", INT32),  # of an epoch in which its rows are introduced
+            _field("replay", F64),  # rows of earlier phases trained on again in it, for one of its own
+            _field("state", F64, True),  # what an online method carries to the next round
+        ]
+    ),
+    key=("part",),
+    invariants=(
+        *(Within(name, 0, 1) for name in ("prior", "share")),
+        *(Within(name, 0) for name in ("phase", "replay")),
+        *(Finite(name) for name in ("replay", "state")),
+    ),
+    least_rows=1,
+    about="What share of a selection each part of the pool gets, and when.",
+)
+
+REPETITION = Contract(
+    "repetition",
+    1,
+    pa.schema(
+        [
+            _field("part", TEXT),  # of the mixture; "" where there is none
+            _field("rows", INT32),  # k, the first of the ranking
+            _field("unique_tokens", INT64),  # U, of one visit of each
+            _field("epochs", F64),  # visits of each in a segment, so that the budget is used
+            _field("effective_tokens", F64),  # D'(U, epochs): tokens seen once that this is worth
+            _field("quality", F64),  # mean gain of the k rows
+            _field("value", F64),  # quality times effective tokens
+            _field("chosen", BOOL),
+        ]
+    ),
+    key=("part", "rows"),
+    invariants=(Within("rows", 1), Within("epochs", 1), Finite("quality"), Finite("value")),
+    about="Few rows often or many rows once: what each prefix of the ranking is worth for the budget.",
 )
 
 CURVE = Contract(
@@ -257,6 +309,8 @@ TABLES = {
         SCORES,
         FEATURES,
         SELECTION,
+        MIXTURE,
+        REPETITION,
         CURVE,
         EXAMPLE_LOSSES,
         EXAMPLE_INFLUENCE,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from prefect import flow
 
 from data_contracts.records import Decision, Plan, Promotion, Ref, Result, Verdict
+from flows.mixing import mixed
 from flows.order import ConfigFile, Place
 from flows.outcome import Outcome
 from flows.pipeline_run import PipelineRun, opened
@@ -57,12 +58,14 @@ def trained(run: PipelineRun) -> Trained:
     checkpoint, selection = begun.ref("checkpoint"), begun.ref("selection")
     scores: tuple[Ref, ...] = ()
     features: tuple[Ref, ...] = ()
+    mixture: tuple[Ref, ...] = ()
+    unmixed = 0
     curves, checkpoints, losses = begun.ref("curve"), checkpoint, begun.ref("example_losses")
     selections, scorings = selection, scores
     decided = run.call("govern", curve=curves, checkpoint=checkpoints, plan=plan)
     decision = run.read(decided, "decision", Decision)
 
-    # The loop: score, select, train, and ask whether more is worth its price.
+    # The loop: score, mix, select, train, and ask whether more is worth its price.
     while not decision.stops:
         run.next_round()
         if decision.replans:
@@ -96,6 +99,7 @@ def trained(run: PipelineRun) -> Trained:
         if won is not None:
             segment, weighing = won.trained, won.weighed.ref("weighing")
             selection, scores, features, scorings = won.selection, won.scores, won.features, won.scores
+            mixture, unmixed = won.mixture, len(losses)
             selections += won.selections
         else:
             if decision.rescores:
@@ -114,6 +118,20 @@ def trained(run: PipelineRun) -> Trained:
                 scores, features = scored.ref("scores"), scored.ref("features")
                 scorings += scores
             if decision.reselects:
+                mixture = mixed(
+                    run.config,
+                    run.call,
+                    base=base,
+                    plan=plan,
+                    checkpoint=checkpoint,
+                    pool_tokens=pool,
+                    target_tokens=target,
+                    scores=scores,
+                    features=features,
+                    previous=mixture,
+                    example_losses=losses[unmixed:],
+                )
+                unmixed = len(losses)
                 selected = run.call(
                     "select",
                     pool_tokens=pool,
@@ -121,6 +139,7 @@ def trained(run: PipelineRun) -> Trained:
                     features=features,
                     target_tokens=target,
                     plan=plan,
+                    mixture=mixture,
                     pool=data.ref("pool"),
                     target=data.ref("target"),
                     example_losses=losses,

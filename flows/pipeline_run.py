@@ -61,7 +61,7 @@ class PipelineRun:
             refresh: make a new attempt even where a commit exists.
             inputs: references by input name; an empty tuple is an input that was not given.
         """
-        looped = self.round > 0 and verb in ("plan", "score", "select", "train", "govern", "weigh")
+        looped = self.round > 0 and verb in ("plan", "score", "mix", "select", "train", "govern", "weigh")
         name = f"{verb}-round-{self.round}" if looped else verb
         return self._call(self.workspace, verb, name, inputs, refresh)
 

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from data_contracts.config import ArmConfig, AutoConfig, Config, ScoreConfig, SelectConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.records import Decision, Plan, Ref, Result, Weighing
+from flows.mixing import mixed
 from stages.governor.payback import budget_fraction
 
 R = TypeVar("R", bound=Frozen)
@@ -45,6 +46,7 @@ class Won:
         weighed: the call that decided.
         trained: the winner's probe, from which the run goes on.
         selection, scores, features: the winner's, of the whole pool; the latter two empty where it reads none.
+        mixture: what shares its selection out to the parts of the pool; empty where the configuration asks for none.
         selections: all that was trained on or will be: the probe's and the whole pool's.
     """
 
@@ -53,6 +55,7 @@ class Won:
     selection: tuple[Ref, ...]
     scores: tuple[Ref, ...]
     features: tuple[Ref, ...]
+    mixture: tuple[Ref, ...]
     selections: tuple[Ref, ...]
 
 
@@ -93,13 +96,14 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     fraction = next(arm.fraction for arm in weighing.arms if arm.name == weighing.chosen)
     settings = sections(run.config, winner.arm, fraction)
     run.settle({**settings, "train": _to_the_end(run.config, weighing.spendable_flops, fraction, plan)})
-    scored, selected = _choose(run, f"{winner.arm.name}-whole", settings, shared)
+    scored, mixture, selected = _choose(run, f"{winner.arm.name}-whole", settings, shared)
     return Won(
         weighed,
         winner.trained,
         selected.ref("selection"),
         scored.ref("scores") if scored else (),
         scored.ref("features") if scored else (),
+        mixture,
         tuple(dict.fromkeys(winner.selected.ref("selection") + selected.ref("selection"))),
     )
 
@@ -149,7 +153,7 @@ def _try(run: Caller, arm: ArmConfig, plan: Plan, limit: float, shared: Mapping[
     part = auto.sample if arm.passes else 1.0
     fraction = arm.fraction or budget_fraction(max(1.0, limit - expected_price(arm, plan)), plan.pass_flops, arm.epochs)
     settings = sections(run.config, arm, fraction * part, auto.sample if arm.passes else None)
-    _, selected = _choose(run, arm.name, settings, shared)
+    *_, selected = _choose(run, arm.name, settings, shared)
     passes = probe / (plan.pass_flops * fraction * part)
     trained = run.call_for(
         arm.name,
@@ -164,8 +168,8 @@ def _try(run: Caller, arm: ArmConfig, plan: Plan, limit: float, shared: Mapping[
 
 def _choose(
     run: Caller, name: str, settings: Mapping[str, Frozen], shared: Mapping[str, tuple[Ref, ...]]
-) -> tuple[Result | None, Result]:
-    """Score where the selector reads scores, and select."""
+) -> tuple[Result | None, tuple[Ref, ...], Result]:
+    """Score where the selector reads scores, mix where the configuration asks for it, and select."""
     select, scored = settings["select"], None
     assert isinstance(select, SelectConfig)
     if select.selector.get("method") != "random":
@@ -177,15 +181,12 @@ def _choose(
                 shared, "base", "plan", "checkpoint", "pool_tokens", "target_tokens", "pool", "target", "example_losses"
             ),
         )
-    selected = run.call_for(
-        name,
-        "select",
-        settings,
-        scores=scored.ref("scores") if scored else (),
-        features=scored.ref("features") if scored else (),
-        **_given(shared, "pool_tokens", "target_tokens", "plan", "pool", "target", "example_losses"),
-    )
-    return scored, selected
+    found = {part: scored.ref(part) if scored else () for part in ("scores", "features")}
+    inputs = _given(shared, "pool_tokens", "target_tokens", "plan", "pool", "target", "example_losses") | found
+    more = _given(shared, "base", "checkpoint")
+    mixture = mixed(run.config, lambda verb, **refs: run.call_for(name, verb, settings, **refs), **inputs, **more)
+    selected = run.call_for(name, "select", settings, mixture=mixture, **inputs)
+    return scored, mixture, selected
 
 
 def _given(shared: Mapping[str, tuple[Ref, ...]], *names: str) -> dict[str, tuple[Ref, ...]]:
@@ -206,5 +207,5 @@ def sections(config: Config, arm: ArmConfig, fraction: float, sample: float | No
         filters = list(coverage.get("filters", ())) if coverage.get("method") == "cascade" else []
         coverage = {"method": "cascade", "filters": [*filters, {"method": "random", "keep": sample}]}
     score = ScoreConfig(**{**config.score.model_dump(), "scorer": arm.scorer, "coverage": coverage})
-    kept = {"include_target": config.select.include_target, "noise": config.select.noise}
+    kept = {name: getattr(config.select, name) for name in ("include_target", "noise", "mixture", "repetition")}
     return {"score": score, "select": SelectConfig(selector=arm.selector, fraction=min(1.0, fraction), **kept)}

@@ -34,6 +34,7 @@ CAUSE_OF = {
     "plan": "reconfigure",
     "begin": "warm_up",
     "score": "score",
+    "mix": "select",
     "select": "select",
     "train": "train",
     "govern": "reconfigure",

@@ -27,7 +27,20 @@ from data_contracts.records import MEASURED, RECORD_FILE, Ref, Summary
 C = TypeVar("C", bound=Frozen)
 R = TypeVar("R", bound=Frozen)
 
-VERBS = ("ingest", "plan", "begin", "score", "select", "train", "govern", "weigh", "evaluate", "judge", "promote")
+VERBS = (
+    "ingest",
+    "plan",
+    "begin",
+    "score",
+    "mix",
+    "select",
+    "train",
+    "govern",
+    "weigh",
+    "evaluate",
+    "judge",
+    "promote",
+)
 _HOMES = {"begin": "stages.train.begin"}
 
 

@@ -78,7 +78,7 @@ def everything(plain: Plain, tokens: Artifact) -> Artifact:
         "example_id": table.column("example_id").to_pylist(),
         "weight": np.ones(count, dtype=np.float32),
         "repeats": np.ones(count, dtype=np.int32),
-        "order": np.arange(count, dtype=np.int32),
+        "order": np.zeros(count, dtype=np.int32),
         "mixture": table.column("source").to_pylist(),
         "gain": [None] * count,
         "reason": ["every row of the file"] * count,

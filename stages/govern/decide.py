@@ -169,11 +169,12 @@ def _spendable(budget: Budget, remaining: Budget, spent: Ledger, evaluation_shar
 
 
 def _mean_choosing(spent: Ledger, actions: Sequence[str]) -> int | None:
-    """Return what scoring and selecting have cost a re-selection, FLOPs; None before the first."""
+    """Return what scoring, mixing and selecting have cost a re-selection, FLOPs; None before the first."""
     times = sum(action == "reselect" for action in actions)
     if not times:
         return None
-    return sum(cost.flops for cause, cost in spent.by_cause().items() if cause in CHOOSING) // times
+    mixing = spent.by_stage().get("mix", Cost()).flops  # its short trainings are charged as probes
+    return (sum(cost.flops for cause, cost in spent.by_cause().items() if cause in CHOOSING) + mixing) // times
 
 
 def _segments(state: State) -> tuple[SegmentRow, ...]:

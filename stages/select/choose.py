@@ -6,8 +6,8 @@ Shared by the stage and by the plain-file entry. Held in memory: a score, a leng
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,18 +17,23 @@ from data_contracts.config import SelectConfig
 from data_contracts.errors import ConfigError, InputError, MethodError
 from data_contracts.method import resolve
 from data_contracts.tables import SELECTION
+from stages.select.parts import Part, choose_parts, replayed
 from stages.select.quota import Quota
+from stages.select.repetition import Curve, Repetition, repeated
 from stages.select.selector import Candidates, Choice, Selector
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The selection as a table of its contract, who chose, the rows of the pool that were taken, what was asked."""
+    """The selection as a table of its contract, who chose, the rows of the pool that were taken, what was asked, and
+    where repetition was weighed its curve for each part ("" for the whole pool); how many rows are replayed."""
 
     table: pa.Table
     method: Selector
     rows: np.ndarray
     quota: Quota
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    replayed: int = 0
 
 
 def choose(
@@ -38,11 +43,15 @@ def choose(
     notice: Callable[[str], None],
     *,
     target_ids: Sequence[str] = (),
+    parts: Sequence[Part] = (),
+    passes: float = 1.0,
     kept_K: np.ndarray | None = None,
 ) -> Chosen:
     """Choose from `pool` and put `target_ids` behind (outside the quota, mixture "target").
 
-    A selector sees the rows `kept_K` alone where they are given; a fraction is of the whole pool all the same.
+    With `parts` each part of the mixture is chosen from by itself. `passes` are those that training will make over the
+    selection; only repetition reads them. A selector sees the rows `kept_K` alone where they are given; a fraction is
+    of the whole pool all the same.
 
     Raises `InputError` where there is nothing to choose from, `ConfigError` where the selector needs what is missing,
     `MethodError` where it returns a row twice, one that does not exist or one without a valid score.
@@ -60,17 +69,31 @@ def choose(
         )
     if quota.rows == 0:
         none = Choice(np.empty(0, dtype=np.int64))
-        return Chosen(_table(none, whole, target_ids), method, none.rows, quota)
-    choice = method.select(pool, quota, rng)
-    _guard(method, pool, usable, choice)
+        return Chosen(_table(none, whole, target_ids, replayed(none, pool, quota, (), rng)), method, none.rows, quota)
+    law = None if config.repetition is None else resolve(Repetition, config.repetition, "select.repetition")
+    curves: dict[str, Curve] = {}
+
+    def pick(among: Candidates, own: Quota, part: str) -> Choice:
+        choice = method.select(among, own, rng)
+        _guard(method, among, usable if among is pool else among.usable(method.needs()), choice)
+        if law is not None:
+            choice, curves[part] = repeated(law, among, own, choice, passes)
+        return choice
+
+    if parts:
+        choice = choose_parts(pool, usable, quota, parts, pick, notice, repeats=law is not None)
+    else:
+        choice = pick(pool, quota, "")
     if choice.short:
         notice(f"{len(choice.rows)} rows were chosen of {quota.asked}: {choice.short}")
-    missing = "no feature" if "features" in method.needs() else "no valid score"
-    whose = "the pool" if kept_K is None else "what the noise filter left"
-    _say_short(choice.rows, quota, pool, usable, missing, whose, notice)
+    if not parts and law is None:
+        missing = "no feature" if "features" in method.needs() else "no valid score"
+        whose = "the pool" if kept_K is None else "what the noise filter left"
+        _say_short(choice.rows, quota, pool, usable, missing, whose, notice)
+    again = replayed(choice, pool, quota, parts, rng)
     if kept_K is not None:
         choice = replace(choice, rows=kept_K[choice.rows])
-    return Chosen(_table(choice, whole, target_ids), method, choice.rows, quota)
+    return Chosen(_table(choice, whole, target_ids, again), method, choice.rows, quota, curves, len(again[0]))
 
 
 def _require(method: Selector, pool: Candidates) -> None:
@@ -103,7 +126,7 @@ def _guard(method: Selector, pool: Candidates, usable: np.ndarray, choice: Choic
         raise MethodError(promised, f"row {rows.max()} of {len(pool)}", "return row numbers of the pool")
     if not np.isin(rows, usable).all():
         raise MethodError(promised, "a row without what it reads was chosen", "choose among `pool.usable`")
-    for name in ("gain", "weights", "repeats", "group"):
+    for name in ("gain", "weights", "repeats", "order", "group"):
         values = getattr(choice, name)
         if values is not None and (len(values) != len(rows) or not np.isfinite(values).all()):
             raise MethodError(promised, f"`{name}` has {len(values)} values, or one not finite", "one number a row")
@@ -130,14 +153,20 @@ def _say_short(
         notice(f"the budget ({quota.asked}) is larger than {whose}: all {len(taken)} rows were taken")
 
 
-def _table(choice: Choice, pool: Candidates, target_ids: Sequence[str]) -> pa.Table:
-    rows = choice.rows
+def _table(
+    choice: Choice, pool: Candidates, target_ids: Sequence[str], again: tuple[np.ndarray, np.ndarray]
+) -> pa.Table:
+    """Return the chosen rows, those `again` in a later phase (places and phases), and in the last one the target."""
+    rows, (places, phases) = choice.rows, again
     ids = pool.ids.take(pa.array(rows)).to_pylist()
     chosen = set(ids)
     extra = [example_id for example_id in target_ids if example_id not in chosen]
-    count = len(rows) + len(extra)
+    more = len(places) + len(extra)
+    count = len(rows) + more
+    order = np.zeros(len(rows), np.int32) if choice.order is None else choice.order
+    weights, sources = _or_ones(choice.weights, len(rows)), pool.sources.take(pa.array(rows)).to_pylist()
+    last = np.full(len(extra), order.max(initial=0))
     ranks = np.arange(count, dtype=np.int32)
-    ones = np.ones(len(extra))
     scores = [None] * len(rows) if pool.score_N is None else [f"{value:.6g}" for value in pool.score_N[rows]]
     gain: list[Any] = [None] * len(rows) if choice.gain is None else np.asarray(choice.gain).tolist()
     shown = ["" if value is None else f"{value:.6g}" for value in gain]
@@ -147,13 +176,17 @@ def _table(choice: Choice, pool: Candidates, target_ids: Sequence[str]) -> pa.Ta
     ]
     columns = {
         "rank": ranks,
-        "example_id": ids + extra,
-        "weight": np.concatenate([_or_ones(choice.weights, len(rows)), ones]).astype(np.float32),
-        "repeats": np.concatenate([_or_ones(choice.repeats, len(rows)), ones]).astype(np.int32),
-        "order": ranks,
-        "mixture": pool.sources.take(pa.array(rows)).to_pylist() + ["target"] * len(extra),
-        "gain": gain + [None] * len(extra),
-        "reason": reasons + ["a row of the target, trained on as configured"] * len(extra),
+        "example_id": ids + [ids[place] for place in places] + extra,
+        "weight": np.concatenate([weights, weights[places], np.ones(len(extra))]).astype(np.float32),
+        "repeats": np.concatenate([_or_ones(choice.repeats, len(rows)), np.ones(more)]).astype(np.int32),
+        "order": np.concatenate([order, phases, last]).astype(np.int32),
+        "mixture": sources + [sources[place] for place in places] + ["target"] * len(extra),
+        "gain": gain + [None] * more,
+        "reason": [
+            *reasons,
+            *["replayed from an earlier phase"] * len(places),
+            *["a row of the target, trained on as configured"] * len(extra),
+        ],
     }
     arrays = [pa.array(columns[name], type=SELECTION.schema.field(name).type) for name in SELECTION.schema.names]
     return pa.Table.from_arrays(arrays, schema=SELECTION.schema)

@@ -7,23 +7,27 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_contracts.config import SelectConfig
 from data_contracts.cost import Cost
+from data_contracts.errors import ConfigError
 from data_contracts.records import Summary, Table
 from stages.select.choose import Chosen, choose
 from stages.select.features import features_for
 from stages.select.figures import show
 from stages.select.join import columns_for, exact_for, scores_for
+from stages.select.parts import Part, parts_of
+from stages.select.repetition import shown
 from stages.select.selector import Candidates
 from stages.select.sift import noise_facts, noise_table, sift_pool
 from stages.select.view import Viewed, group_names
 from stages.stage import Inputs, Work
 
 
-def select_rows(config: SelectConfig, inputs: Inputs, work: Work) -> Summary:
-    """Choose from the pool's tokens and write `selection`, best first."""
+def select_rows(config: SelectConfig, inputs: Inputs, work: Work, *, passes: float = 1.0) -> Summary:
+    """Choose from the pool's tokens and write `selection`, best first; training makes `passes` over it."""
     began = time.perf_counter()
     tokens = inputs.one("pool_tokens").table()
     given = inputs.maybe("scores")
@@ -46,10 +50,14 @@ def select_rows(config: SelectConfig, inputs: Inputs, work: Work) -> Summary:
     )
     target_ids = inputs.one("target_tokens").table().column("example_id").to_pylist() if config.include_target else ()
     name = str(config.selector.get("method"))
+    parts = mixture_for(config, inputs)
+    rng = work.rng("select", name)
     sifted = None if config.noise is None else sift_pool(config.noise, tokens, pool, inputs, work)
     kept_K = None if sifted is None else sifted.kept_K
-    chosen = choose(config, pool, work.rng("select", name), work.notice, target_ids=target_ids, kept_K=kept_K)
+    chosen = choose(config, pool, rng, work.notice, target_ids=target_ids, parts=parts, passes=passes, kept_K=kept_K)
     work.table("selection", chosen.table)
+    if chosen.curves:
+        work.table("repetition", pa.concat_tables(curve.table(part) for part, curve in sorted(chosen.curves.items())))
     refused = _refuse(pool, work)
     summary = _summary(pool, chosen, refused)
     facts, tables = summary.facts, summary.tables
@@ -62,6 +70,20 @@ def select_rows(config: SelectConfig, inputs: Inputs, work: Work) -> Summary:
     tables = (*tables, *show(viewed, summary, inputs, work))
     work.charge("select", Cost(seconds=time.perf_counter() - began))
     return summary.model_copy(update={"tables": tables})
+
+
+def mixture_for(config: SelectConfig, inputs: Inputs) -> tuple[Part, ...]:
+    """Return the parts of the mixture; none where none is configured. Raises `ConfigError` where it was not made."""
+    if config.mixture is None:
+        return ()
+    given = inputs.maybe("mixture")
+    if given is None:
+        raise ConfigError(
+            "`select.mixture` comes with what the stage mix made of it",
+            "no mixture was given",
+            "run the pipeline, or pass the output `mixture` of the stage mix",
+        )
+    return parts_of(given.table())
 
 
 def _refuse(pool: Candidates, work: Work) -> int:
@@ -91,11 +113,15 @@ def _summary(pool: Candidates, chosen: Chosen, refused: int) -> Summary:
         "pool_rows": len(pool),
         "chosen": len(rows),
         "chosen_tokens": int(taken.sum(dtype=np.int64)),
-        "target_rows": table.num_rows - len(rows),
+        "target_rows": table.num_rows - len(rows) - chosen.replayed,
         "not_scorable": refused,
         "mean_tokens_chosen": round(float(taken.mean()), 1) if len(rows) else None,
         "mean_tokens_pool": round(float(pool.lengths_N.mean()), 1),
     }
+    if chosen.replayed:
+        facts["replayed_rows"] = chosen.replayed
+    if chosen.curves:
+        facts["visited_tokens"] = int(taken.astype(np.int64) @ table.column("repeats").to_numpy()[: len(rows)])
     if pool.score_N is not None and len(rows):
         facts["lowest_score_chosen"] = float(f"{np.nanmin(pool.score_N[rows]):.6g}")
     counts = table.group_by("mixture").aggregate([([], "count_all")])
@@ -111,6 +137,7 @@ def _summary(pool: Candidates, chosen: Chosen, refused: int) -> Summary:
         facts=facts,
         tables=(
             Table(title="Mixture", columns=("part", "chosen", "in the pool"), rows=mixture),
+            *([shown(chosen.curves)] if chosen.curves else []),
             Table(title="First rows", columns=("rank", "example_id", "part", "why"), rows=first),
         ),
     )

@@ -98,6 +98,7 @@ class Choice:
         gain: float32 value of the selector's objective for each row; None where it has none.
         weights: float32 loss weights, 1 where None.
         repeats: int32 visits an epoch, 1 where None.
+        order: int32 phase of an epoch that a row belongs to, 0 where None.
         reason: one sentence for every row; `{score}`, `{rank}`, `{gain}` and `{group}` are filled in.
         group: int64 number of the group that each row was taken for; None where there are none.
         groups: what the groups are called; by their numbers, from 1, where empty.
@@ -108,6 +109,7 @@ class Choice:
     gain: np.ndarray | None = None
     weights: np.ndarray | None = None
     repeats: np.ndarray | None = None
+    order: np.ndarray | None = None
     reason: str = ""
     group: np.ndarray | None = None
     groups: Sequence[str] = ()

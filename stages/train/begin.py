@@ -108,7 +108,7 @@ def random_selection(pool: pa.Table, begin: BeginConfig, rng: np.random.Generato
         "example_id": ids,
         "weight": [1.0] * count,
         "repeats": [1] * count,
-        "order": list(range(count)),
+        "order": [0] * count,
         "mixture": sources,
         "gain": [None] * count,
         "reason": ["drawn at random for the warm-up"] * count,

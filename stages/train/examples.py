@@ -10,10 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_contracts.arrow import read_table
+from data_contracts.config import TrainConfig
 from data_contracts.errors import InputError
+from data_contracts.records import Plan
 from stages.model.batch import Row, TokenBatch, TokenTable, collate
 from stages.model.packing import collate_packed
-from stages.train.order import MicroBatch
+from stages.train.order import MicroBatch, Visits, visits_of
 
 
 class Examples:
@@ -27,6 +29,7 @@ class Examples:
         lengths: tokens a row, int32, shape (rows,).
         answers: answer tokens a row that are predicted (a row's first token never is), int32, shape (rows,).
         repeats: visits an epoch, int32, shape (rows,).
+        phases: the phase of an epoch that a row belongs to, int32, shape (rows,).
 
     Raises `InputError` for a selected example that no table holds.
     """
@@ -36,6 +39,7 @@ class Examples:
         self._tables = [TokenTable(path) for path in tokens]
         self._weights = table.column("weight").to_numpy()
         self.repeats: np.ndarray = table.column("repeats").to_numpy()
+        self.phases: np.ndarray = table.column("order").to_numpy()
         places = [self._find(example_id) for example_id in table.column("example_id").to_pylist()]
         self._table_of = np.array([place[0] for place in places], np.int16)
         self._row_of = np.array([place[1] for place in places], np.int32)
@@ -58,6 +62,10 @@ class Examples:
             f"{example_id} has none",
             "pass the tokens that the selection was made from (target_tokens too where it takes target rows)",
         ) from missing
+
+    def visits(self, plan: Plan, train: TrainConfig, seed: int) -> Visits:
+        """Return the stream in which a segment visits them."""
+        return visits_of(self.repeats, plan, train, seed, self.phases)
 
     def row(self, index: int) -> Row:
         """Return row `index` with its weight."""

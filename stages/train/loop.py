@@ -25,7 +25,6 @@ from stages.train.best import Best
 from stages.train.examples import Examples
 from stages.train.influence import Influence
 from stages.train.job import Job
-from stages.train.order import visits_of
 from stages.train.policy import ask
 from stages.train.position import Position, stated
 from stages.train.rows import Rows
@@ -51,7 +50,7 @@ class _Segment:
         self.job, self.group, self.channel, self.first = job, group, channel, group.rank == 0
         plan, train = job.plan, job.train
         self.examples = Examples(Path(job.places.selection), [Path(name) for name in job.places.tokens])
-        self.windows = Windows(self.examples, visits_of(self.examples.repeats, plan, train, job.order_seed), plan)
+        self.windows = Windows(self.examples, self.examples.visits(plan, train, job.order_seed), plan)
         batch_tokens = plan.micro_batch * plan.row_tokens
         self.validation = Validation(Path(job.places.validation), train.validation_rows, batch_tokens)
         self.start = prepare(job, group.device)
@@ -241,8 +240,9 @@ class _Segment:
 
     def _finish(self) -> None:
         if self.first:
-            more = {"work": self.job.digest, "rows": len(self.examples), "technique": self.start.technique}
-            result = {**self._state(), **more, "run_step": self.start.run_step + self.at.step}
+            result = {**self._state(), "work": self.job.digest, "rows": len(self.examples)}
+            result |= {"technique": self.start.technique, "run_step": self.telemetry.run_step}
+            result["phases"] = self.windows.visits.phases_after(self.at.step)
             scratch = self.job.home / f".{RESULT}"
             scratch.write_text(json.dumps(result), encoding="utf-8")
             os.replace(scratch, self.job.home / RESULT)

@@ -1,7 +1,9 @@
-"""Which example is visited when: one permutation an epoch, cut into windows, cut into micro-batches.
+"""Which example is visited when: one permutation an epoch, phase by phase, cut into windows and micro-batches.
 
-A pure function of (lengths, repeats, seed): the same on every worker and after every resume. Inside a window rows are
-sorted by length, or packed; the gradient of a window does not depend on that (see the step), only its padding does.
+A pure function of (lengths, repeats, phases, seed): the same on every worker and after every resume. In an epoch a
+phase of the selection (its column `order`) ends before the next begins; in a phase every row is visited once before one
+that repeats is visited again; otherwise the order is by chance. Inside a window rows are sorted by length, or packed;
+the gradient of a window does not depend on that (see the step), only its padding does.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ class Visits:
         window: examples an optimizer step, all workers together.
         seed: of the permutations.
         drop_last: leave out a last window that is not full.
+        phases: of each row, at least 0, in the selection's order; int, shape (rows,). None: there is one.
 
     An epoch smaller than a window is one smaller window, so that no window holds a row more often than it repeats.
     """
@@ -38,6 +41,7 @@ class Visits:
     window: int
     seed: int
     drop_last: bool = False
+    phases: np.ndarray | None = None
     _epochs: dict[int, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -60,6 +64,14 @@ class Visits:
         """Optimizer steps of the segment."""
         return self.total // self.width if self.drop_last else math.ceil(self.total / self.width)
 
+    def phases_after(self, steps: int) -> tuple[int, int]:
+        """Return (phases begun in the first epoch after so many steps, phases of the selection)."""
+        if self.phases is None:
+            return 1, 1
+        found, place = np.unique(self.phases, return_inverse=True)
+        ends = np.bincount(place, self.repeats).cumsum()
+        return min(int(np.searchsorted(ends, steps * self.width)) + 1, len(found)), len(found)
+
     def __getitem__(self, step: int) -> np.ndarray:
         """Return the row indices (into `repeats`) of window `step`, in visiting order, or raise IndexError."""
         if not 0 <= step < self.steps:
@@ -76,17 +88,23 @@ class Visits:
 
     def _epoch(self, epoch: int) -> np.ndarray:
         if epoch not in self._epochs:
-            stream = np.repeat(np.arange(len(self.repeats), dtype=np.int32), self.repeats)
+            rows = np.arange(len(self.repeats), dtype=np.int32)
+            stream, first = np.repeat(rows, self.repeats), np.cumsum(self.repeats) - self.repeats
+            visit = np.random.default_rng([self.seed, epoch]).permutation(len(stream))
+            row = stream[visit]
+            phase = np.zeros_like(rows) if self.phases is None else self.phases
             while len(self._epochs) >= 2:  # a stream is read forwards: the epoch being read and the one after it
                 del self._epochs[next(iter(self._epochs))]
-            self._epochs[epoch] = np.random.default_rng([self.seed, epoch]).permutation(stream)
+            self._epochs[epoch] = row[np.lexsort((visit - first[row], phase[row]))]  # stable: chance decides the rest
         return self._epochs[epoch]
 
 
-def visits_of(repeats: np.ndarray, plan: Plan, train: TrainConfig, seed: int) -> Visits:
+def visits_of(
+    repeats: np.ndarray, plan: Plan, train: TrainConfig, seed: int, phases: np.ndarray | None = None
+) -> Visits:
     """Return a segment's stream: windows of micro-batch x accumulation x ranks visits."""
     window = plan.micro_batch * plan.accumulation * max(1, plan.workers)
-    return Visits(repeats, train.epochs, window, seed, train.drop_last)
+    return Visits(repeats, train.epochs, window, seed, train.drop_last, phases)
 
 
 def refuse_no_step(rows: int, plan: Plan, drop_last: bool) -> None:

@@ -144,6 +144,7 @@ def _summary(
             "checkpoint_step": at["best"]["step"],
             "evaluations": at["evaluated"],
             "steps_not_applied": len(at["skipped"]),
+            **({} if result["phases"][1] == 1 else {"phases": "{} of {} begun".format(*result["phases"])}),
             "flops": spent.flops,
             "evaluation_flops": at["eval_flops"],
             "ended": at["ended"] or "all planned steps were made",

@@ -39,7 +39,7 @@ def batches(rows: int) -> Iterator[pa.Table]:
                 "example_id": [f"{place:032x}" for place in places.tolist()],
                 "weight": np.ones(count),
                 "repeats": np.ones(count, dtype=np.int64),
-                "order": places,
+                "order": np.zeros(count, dtype=np.int64),
                 "mixture": ["a mixture"] * count,
                 "gain": pa.nulls(count, pa.float64()),
                 "reason": ["a reason of some length"] * count,

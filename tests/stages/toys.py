@@ -31,7 +31,7 @@ def selection(rows: int, start: float) -> dict[str, list[Any]]:
         "example_id": [f"{i:032x}" for i in range(rows)],
         "weight": [start] * rows,
         "repeats": [1] * rows,
-        "order": list(range(rows)),
+        "order": [0] * rows,
         "mixture": ["toy"] * rows,
         "gain": [None] * rows,
         "reason": ["toy"] * rows,

@@ -42,7 +42,7 @@ def selection(ids):
         "example_id": ids,
         "weight": [1.0] * len(ids),
         "repeats": [1] * len(ids),
-        "order": list(range(len(ids))),
+        "order": [0] * len(ids),
         "mixture": ["s"] * len(ids),
         "gain": [None] * len(ids),
         "reason": ["chosen"] * len(ids),

@@ -78,7 +78,7 @@ def test_top_k_takes_the_highest_scores_and_breaks_ties_by_id(tmp_path: Path) ->
     work, _ = run(tmp_path, scores=SCORES, count=4)
     rows = work.rows("selection")
     assert [row["example_id"] for row in rows] == ["b", "f", "a", "d"]
-    assert [row["rank"] for row in rows] == [row["order"] for row in rows] == [0, 1, 2, 3]
+    assert [(row["rank"], row["order"]) for row in rows] == [(0, 0), (1, 0), (2, 0), (3, 0)]
     assert [row["gain"] for row in rows] == [2.0, 2.0, 0.5, 0.5]
     assert [row["mixture"] for row in rows] == ["y", "y", "x", "y"]
     assert {row["weight"] for row in rows} == {1.0}

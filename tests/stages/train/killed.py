@@ -28,9 +28,11 @@ def config() -> TrainSlice:
 
 
 def house_of(folder: Path, workers: int, rows: int) -> House:
-    """Return the inputs; a step holds 4 rows whatever the workers, long enough that their gradients are formed."""
+    """Return the inputs: three phases; a step holds 4 rows whatever the workers, long enough for their gradients to be
+    formed."""
     plan = {"technique": LORA, "workers": workers, "micro_batch": 1, "accumulation": 4 // max(1, workers)}
-    return House(folder, rows=rows, plan=plan | {"row_tokens": 64}, longest=60)
+    selection = {"order": [row % 3 for row in range(rows)]}
+    return House(folder, rows=rows, plan=plan | {"row_tokens": 64}, longest=60, selection=selection)
 
 
 def run(house: Path, folder: Path, workers: int, rows: int) -> dict[str, str]:

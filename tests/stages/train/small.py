@@ -87,7 +87,7 @@ def selection_columns(ids: list[str], **settings: Any) -> dict[str, list[Any]]:
         "example_id": ids,
         "weight": settings.get("weight", [1.0] * count),
         "repeats": settings.get("repeats", [1] * count),
-        "order": list(range(count)),
+        "order": settings.get("order", [0] * count),
         "mixture": ["s0"] * count,
         "gain": [None] * count,
         "reason": ["test"] * count,

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_contracts.errors import ConfigError
@@ -34,6 +34,44 @@ def test_windows_can_be_asked_for_in_any_order(repeats, epochs, window):
     assert [backwards[step].tolist() for step in reversed(range(backwards.steps))] == stream[::-1]
     with pytest.raises(IndexError):
         forwards[forwards.steps]
+
+
+PHASED = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), min_size=1, max_size=30)
+
+
+@settings(deadline=None)
+@given(PHASED, st.integers(1, 2), st.integers(1, 12), st.integers(0, 9))
+def test_a_phase_ends_before_the_next_begins_in_every_epoch_and_rows_repeat_only_after_all_were_visited(
+    rows, epochs, window, seed
+):
+    repeats, phases = (np.array(column, np.int32) for column in zip(*rows, strict=True))
+    visits = Visits(repeats, epochs, window, seed, phases=phases)
+    stream = np.concatenate([visits[step] for step in range(visits.steps)])
+    for epoch in stream.reshape(epochs, -1):
+        assert sorted(epoch.tolist()) == np.repeat(np.arange(len(rows)), repeats).tolist()
+        seen: Counter[int] = Counter()
+        keys = []
+        for row in epoch.tolist():
+            keys.append((int(phases[row]), seen[row]))
+            seen[row] += 1
+        assert keys == sorted(keys)
+        begun = {0: 0}  # steps to phases seen, by brute force
+        for step in range(1, visits.steps + 1):
+            begun[step] = len(set(phases[stream[: min(step * visits.width, len(epoch))]].tolist()))
+        assert all(visits.phases_after(step)[0] == begun[step] for step in range(1, visits.steps + 1))
+
+
+def test_rows_of_one_phase_are_shuffled_and_differently_in_each_epoch():
+    visits = Visits(np.ones(40, np.int32), 2.0, 20, 5, phases=np.repeat([0, 1], 20).astype(np.int32))
+    first, again = visits[0].tolist(), visits[2].tolist()
+    assert sorted(first) == sorted(again) == list(range(20))
+    assert first != sorted(first)
+    assert first != again
+
+
+def test_one_phase_and_no_repeats_is_a_permutation_of_the_rows():
+    visits = Visits(np.ones(50, np.int32), 1.0, 50, 7, phases=np.zeros(50, np.int32))
+    assert visits[0].tolist() == np.random.default_rng([7, 0]).permutation(50).tolist()
 
 
 def test_a_fraction_of_an_epoch_is_a_fraction_of_its_visits():

@@ -38,6 +38,21 @@ def train(folder: Path, house: House, **settings):
     return summary, work
 
 
+def test_a_curriculum_is_trained_in_its_phases_and_says_how_many_were_begun(tmp_path):
+    phases = [2, 0, 1] * 4
+    house = House(tmp_path, rows=12, selection={"order": phases, "repeats": [2, 1, 1] * 4})
+    summary, work = train(tmp_path / "work", house, epochs=0.75, evaluations=1)
+    visited = [row["example_id"] for row in work.rows("example_losses")]
+    phase_of = dict(zip(house.ids, phases, strict=True))
+    steps = [row["step"] for row in work.rows("example_losses")]
+    assert steps == [1] * 4 + [2] * 4 + [3] * 4
+    assert [phase_of[example_id] for example_id in visited] == [0] * 4 + [1] * 4 + [2] * 4
+    assert len(set(visited)) == 12
+    assert summary.facts["phases"] == "3 of 3 begun"
+    cut, _ = train(tmp_path / "cut", house, epochs=0.5, evaluations=1)
+    assert cut.facts["phases"] == "2 of 3 begun"
+
+
 def test_a_segment_gives_a_curve_losses_a_checkpoint_and_charges(tmp_path):
     house = House(tmp_path, rows=12)
     summary, work = train(tmp_path / "work", house, epochs=2.0, evaluations=3)

@@ -1,0 +1,1 @@
+"""Mixtures, one a file."""

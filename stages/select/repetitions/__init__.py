@@ -1,0 +1,1 @@
+"""Laws of repetition: what a row that is seen again is worth."""

@@ -1,1 +1,1 @@
-"""Laws of how a loss falls with parameters and data, with their published constants; fitting them is left to others."""
+"""Laws of how a loss falls with parameters, data and compute, one a file, with their published constants."""

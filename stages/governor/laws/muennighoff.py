@@ -8,12 +8,13 @@ decay likewise. Then L = E + A/N'^α + B/D'^β. It cannot rise: over-fitting is 
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from pydantic import Field
 
-from data_contracts.cost import Frozen
+from stages.governor.law import Columns, LossModel
 
 Number = TypeVar("Number", float, np.ndarray)
 
@@ -34,8 +35,8 @@ def effective(unique: Number, repetitions: Number, decay: float) -> Number:
     return unique + unique * decay * -np.expm1(-repetitions / decay)
 
 
-class Muennighoff(Frozen):
-    """L(N, D, U) in nats a token; the defaults are the published fit."""
+class Muennighoff(LossModel):
+    """L(parameters, tokens, unique) in nats a token; the defaults are the published fit."""
 
     log_a: float = Field(6.255414, description="Natural logarithm of A, the weight of the parameters' term.")
     log_b: float = Field(7.3049974, description="Natural logarithm of B, the weight of the data's term.")
@@ -44,6 +45,44 @@ class Muennighoff(Frozen):
     beta: float = Field(0.3526596, gt=0)
     data_decay: float = Field(DATA_DECAY, gt=0)
     parameter_decay: float = Field(PARAMETER_DECAY, gt=0)
+
+    reads: ClassVar[tuple[str, ...]] = ("parameters", "tokens", "unique")
+    told_by: ClassVar[Mapping[str, str]] = {
+        "log_a": "parameters",
+        "alpha": "parameters",
+        "log_b": "tokens",
+        "beta": "tokens",
+    }
+    starts: ClassVar[Mapping[str, tuple[float, ...]]] = {
+        "log_a": (3.0, 6.0, 9.0),
+        "log_b": (3.0, 7.0, 10.0),
+        "log_e": (-0.5, 0.6),
+        "alpha": (0.25, 0.45),
+        "beta": (0.25, 0.45),
+        "data_decay": (4.0, 15.0),
+    }
+
+    @classmethod
+    def formula(cls, constants: Mapping[str, Any], runs: Columns) -> Any:
+        """E + A/N'^α + B/D'^β, of whole tables; `loss` is the same for one run."""
+        c, log_n = constants, np.log(runs["parameters"])
+        unique_R = np.minimum(runs["unique"], runs["tokens"])
+        log_g = (np.log(c["alpha"] / c["beta"]) + c["log_a"] - c["log_b"]) / (c["alpha"] + c["beta"])
+        log_supported = log_g + (log_g + np.log(unique_R)) * c["beta"] / c["alpha"]
+        log_used = np.where(np.real(log_supported) < log_n, log_supported, log_n)
+        spare = np.expm1(log_n - log_used)
+        data = effective(unique_R, runs["tokens"] / unique_R - 1.0, c["data_decay"])
+        log_worth = log_used + np.log(effective(1.0, spare, c["parameter_decay"]))
+        by_parameters = np.exp(c["log_a"] - c["alpha"] * log_worth)
+        return np.exp(c["log_e"]) + by_parameters + np.exp(c["log_b"] - c["beta"] * np.log(data))
+
+    def free(self, runs: Columns) -> tuple[str, ...]:
+        """Return what the runs tell: R*_D only where data is repeated, R*_N where parameters are spare as well."""
+        repeated = bool((runs["tokens"] > 1.5 * runs["unique"]).any())
+        supported_R = np.array([self.supported_parameters(unique) for unique in runs["unique"]])
+        spare = bool((runs["parameters"] > 1.5 * supported_R).any()) and np.ptp(runs["parameters"]) > 0
+        untold = {*(() if repeated else ("data_decay",)), *(() if spare else ("parameter_decay",))}
+        return tuple(name for name in super().free(runs) if name not in untold)
 
     def supported_parameters(self, unique: float) -> float:
         """Return the parameters that `unique` tokens can make use of: N optimal for D = U without repetition.

@@ -17,6 +17,7 @@ from stages.governor.laws import kaplan
 from stages.governor.laws.chinchilla import HOFFMANN, Chinchilla
 from stages.governor.laws.compression import Compression, optimal_split
 from stages.governor.laws.kaplan import Kaplan
+from stages.governor.laws.muennighoff import Muennighoff
 from stages.governor.laws.noisy_quadratic import LEARNING_RATE, NoisyQuadratic, _tail
 from stages.governor.state import State
 
@@ -177,6 +178,25 @@ def test_a_simulated_table_of_the_bytes_law_is_found_again():
     ahead = {"flops": [1e23], "compression": [4.0]}
     assert fitted.law.predict(ahead)[0] == pytest.approx(truth.predict(ahead)[0], rel=1e-3)
     assert fitted.law.gamma == pytest.approx(truth.gamma, rel=0.01)
+
+
+def test_muennighoffs_law_of_a_table_is_that_of_each_run():
+    rng, law = np.random.default_rng(1), Muennighoff()
+    table = {name: 10 ** rng.uniform(7, 11, 50) for name in ("parameters", "tokens", "unique")}
+    alone = [law.loss(n, d, u) for n, d, u in zip(*table.values(), strict=True)]
+    np.testing.assert_allclose(law.predict(table), alone, rtol=1e-12)
+
+
+def test_the_decay_of_repeated_tokens_is_read_from_a_simulated_table_and_only_where_there_are_any():
+    truth, rng = Muennighoff(data_decay=6.0), np.random.default_rng(2)
+    table = {"parameters": 10 ** rng.uniform(7, 9.5, 60), "unique": 10 ** rng.uniform(8, 10, 60)}
+    table["tokens"] = table["unique"] * rng.uniform(1, 30, 60)
+    loss = truth.predict(table) * np.exp(0.002 * rng.standard_normal(60))
+    fitted = Muennighoff().fit({**table, "loss": loss}, rng, resamples=30)
+    low, high = fitted.interval("data_decay", 0.98)
+    assert low < 6.0 < high < 10.0
+    once = {**table, "tokens": table["unique"]}
+    assert "data_decay" not in Muennighoff().free(once)
 
 
 def direct(law, n, b, k):

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from data_contracts.cost import Budget, Frozen
+from data_contracts.cost import STOCKS, Budget, Frozen
 from data_contracts.method import Method
 from stages.governor.state import State
 
@@ -53,6 +53,38 @@ def ending(allowed: frozenset[str]) -> str:
 def first(allowed: frozenset[str], *preferred: str) -> str:
     """Return the first of `preferred` that is allowed, else the action that ends things here."""
     return next((action for action in preferred if action in allowed), ending(allowed))
+
+
+def obliged(state: State, remaining: Budget, allowed: frozenset[str]) -> tuple[str, str] | None:
+    """Return (action, reason) where no rule has a choice, else None.
+
+    A loss that is not finite or a used-up budget ends, a decay runs to its end inside training and ends a run between
+    rounds, and nothing is judged before the first evaluation.
+    """
+    inside = "end" in allowed
+    if state.non_finite_steps:
+        return ending(allowed), f"the loss is not finite at step {', '.join(map(str, state.non_finite_steps))}"
+    empty = [stock for stock in STOCKS if getattr(remaining, stock) == 0]
+    if empty:
+        return ending(allowed), f"the budget is used up: {', '.join(empty)}"
+    if state.annealed:
+        return (first(allowed, "continue"), "the decay runs to its end") if inside else (
+            "stop",
+            "the learning rate has been annealed to its end",
+        )
+    if not state.evaluations:
+        return first(allowed, "continue", "anneal"), "nothing has been evaluated yet"
+    return None
+
+
+def onward(allowed: frozenset[str]) -> str:
+    """Return the action of a rule that goes on: with a new choice of data between rounds, as it is inside training."""
+    return first(allowed, "reselect", "continue", "anneal")
+
+
+def closing(allowed: frozenset[str]) -> str:
+    """Return the action of a rule that has seen enough: the end inside training, the closing decay between rounds."""
+    return "end" if "end" in allowed else first(allowed, "anneal")
 
 
 def evidence(state: State) -> dict[str, Number]:

@@ -88,7 +88,9 @@ def share(
     # at `low` each run takes all it may of the whole budget, at `high` none takes more than an equal part of it
     low = float((log_ab - (b + 1) * np.log(spent + budget)).min())
     high = float((log_ab - (b + 1) * np.log(spent + budget / len(a))).max())
-    root = low if low == high else brentq(lambda x: float(wanted(x).sum()) - budget, low - 1e-9, high + 1e-9, xtol=1e-13)
+    root = (
+        low if low == high else brentq(lambda x: float(wanted(x).sum()) - budget, low - 1e-9, high + 1e-9, xtol=1e-13)
+    )
     flops = wanted(root)
     between = (flops > 0) & (flops < most)  # what rounding leaves of the budget goes to who is at neither bound
     flops[between] *= 1 + (budget - flops.sum()) / flops[between].sum() if between.any() else 1.0

@@ -1,9 +1,10 @@
 """What a falling curve will buy: a bank of shapes fitted to its evaluations, averaged by how well each explains them.
 
 Every shape is e + a·φ(x) with e, a ≥ 0 and φ falling, so no fit can rise: whether the loss rises is told by
-`rise_since_best`, and a flat fit then means nothing. The shapes' own exponents and scales are a grid that zooms to where
-the likelihood is; for each cell e and a are linear, so the whole bank is a few matrix products. A cell's weight is its likelihood, each shape having the same
-weight before. Doubt comes from a bootstrap of blocks of residuals, each resample drawing a cell by its weights.
+`rise_since_best`, and a flat fit then means nothing. The shapes' own exponents and scales are a grid that zooms to
+where the likelihood is; for each cell e and a are linear, so the whole bank is a few matrix products. A cell's weight is
+its likelihood, each shape having the same weight before. Doubt comes from a bootstrap of blocks of residuals, each
+resample drawing a cell by its weights.
 Families: Domhan et al. 2015 and the prior of Adriaensen et al. 2023 (arXiv 2310.20447); in loss form Hill and
 log-power are `mmf`, exp4 is `weibull`. Shapes: P evaluations, T cells, B resamples.
 """
@@ -140,7 +141,7 @@ def fit_curve(
 
 
 def _likelihood(rss: np.ndarray, y_P: np.ndarray, weight_P: np.ndarray) -> np.ndarray:
-    """Return −(n/2)·ln(RSS), the log likelihood at the best noise; noise below `LEAST` of the loss is not told apart."""
+    """Return −(n/2)·ln(RSS), the log likelihood at the best noise, which is at least `LEAST` of the loss."""
     least = len(y_P) * (LEAST * float(np.abs(y_P).mean())) ** 2
     return np.asarray(-0.5 * weight_P.sum() * np.log(rss + least))
 
@@ -187,7 +188,7 @@ def _solve(phi_TP: np.ndarray, y_PB: np.ndarray, weight_P: np.ndarray) -> tuple[
     rss_TB = all_B - size_TB * cross_TB
     full_T, raw_TB = (phi_TP**2) @ weight_P, (phi_TP * weight_P) @ y_PB
     below_TB = floor_TB < 0  # the floor is at its bound: a alone
-    alone_TB = raw_TB / full_T[:, None]
+    alone_TB = raw_TB / np.maximum(full_T, np.finfo(float).tiny)[:, None]
     rss_alone_TB = weight_P @ y_PB**2 - alone_TB * raw_TB
     return (
         np.where(below_TB, 0.0, floor_TB),

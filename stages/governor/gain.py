@@ -13,6 +13,7 @@ from scipy.special import ndtr
 
 from stages.governor.state import Point, State
 from stages.statistics.robust_fit import fit_line
+from stages.statistics.theil_sen import theil_sen
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,16 @@ def window_of(state: State, window: int) -> tuple[Point, ...]:
     return inside[-window:]
 
 
-def marginal_gain(state: State, window: int, confidence: float) -> Gain | None:
+def marginal_gain(state: State, window: int, confidence: float, *, robust: bool = False) -> Gain | None:
     """Return the marginal gain over the latest evaluations; None for fewer than two.
 
-    G is minus the weighted least-squares slope of validation loss on cumulative FLOPs (`fit_line`).
+    G is minus the slope of validation loss on cumulative FLOPs: by weighted least squares (`fit_line`), or, where
+    `robust`, the median of all pairwise slopes (`theil_sen`), which a few wild evaluations do not move.
     """
     points = window_of(state, window)
+    if robust:
+        found = theil_sen([p.flops for p in points], [p.loss or 0.0 for p in points], confidence)
+        return None if found is None else Gain(-found[0], -found[2], -found[1], confidence, len(points))
     line = fit_line([p.flops for p in points], [p.loss or 0.0 for p in points], [p.se for p in points])
     if line is None:
         return None
@@ -85,3 +90,23 @@ def rise_since_best(state: State) -> Rise | None:
     error = math.hypot(best.se or 0.0, last.se or 0.0)
     p_value = float(ndtr(-nats / error)) if error > 0 else 1.0
     return Rise(len(points) - 1 - at, nats, p_value)
+
+
+def next_reselection(state: State, horizon: float, freshness: float) -> tuple[float, float] | None:
+    """Return (expected nats, FLOPs with scoring) of one more re-selection; None where none was seen in this run.
+
+    The gain of the last one, times the ratio of the last two (at most 1), or `freshness` after only one; a shorter
+    segment brings its share.
+    """
+    seen = [
+        (gain, state.segment_flops(i))
+        for i, action in enumerate(state.actions)
+        if action == "reselect" and (gain := state.segment_gain(i)) is not None
+    ]
+    if not seen or horizon <= 0:
+        return None
+    gain, flops = seen[-1]
+    before = seen[-2][0] if len(seen) > 1 else None
+    ratio = freshness if before is None or before <= 0 else min(1.0, max(0.0, gain / before))
+    share = min(1.0, horizon / flops) if flops else 1.0
+    return max(0.0, gain) * ratio * share, horizon + (state.reselect_flops or 0)

@@ -91,7 +91,8 @@ class LossModel(Method):
 
         def loss(log_n: float) -> float:
             n = np.exp(log_n)
-            return float(self.predict({"parameters": [n], "tokens": [product / n], **{k: [v] for k, v in given.items()}})[0])
+            run = {"parameters": [n], "tokens": [product / n], **{name: [value] for name, value in given.items()}}
+            return float(self.predict(run)[0])
 
         grid = np.linspace(0.0, np.log(product), 200)
         best = int(np.argmin([loss(x) for x in grid]))

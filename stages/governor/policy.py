@@ -68,9 +68,13 @@ def obliged(state: State, remaining: Budget, allowed: frozenset[str]) -> tuple[s
     if empty:
         return ending(allowed), f"the budget is used up: {', '.join(empty)}"
     if state.annealed:
-        return (first(allowed, "continue"), "the decay runs to its end") if inside else (
-            "stop",
-            "the learning rate has been annealed to its end",
+        return (
+            (first(allowed, "continue"), "the decay runs to its end")
+            if inside
+            else (
+                "stop",
+                "the learning rate has been annealed to its end",
+            )
         )
     if not state.evaluations:
         return first(allowed, "continue", "anneal"), "nothing has been evaluated yet"

@@ -2,8 +2,9 @@
 
 A bank of falling shapes is fitted to the latest segment (`curve_bank.py`); what the rest of the segment (inside
 training) or of the budget (between rounds) would take off the loss is judged at its upper quantile, so that doubt goes
-on. A rising loss is no matter of the bank, which cannot rise, and ends first. Rule R2 of the governor's design: it looks
-further ahead than `marginal_gain`, whose straight line promises too much over long horizons.
+on. A rising loss is no matter of the bank, which cannot rise, and ends first. Between rounds data are chosen anew while
+re-selections of this run promise enough, whatever is left of the present curve. It looks further ahead than
+`marginal_gain`, whose straight line promises too much over long horizons.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pydantic import Field
 
 from data_contracts.cost import Budget
 from stages.governor.curve_bank import effective_tokens, fit_curve
-from stages.governor.gain import rise_since_best, window_of
-from stages.governor.policy import Choice, Number, Policy, closing, evidence, obliged, onward
+from stages.governor.gain import next_reselection, rise_since_best, window_of
+from stages.governor.policy import Choice, Number, Policy, closing, evidence, first, obliged
 from stages.governor.state import State
 
 
@@ -27,6 +28,9 @@ class GainLeft(Policy):
     window: int = Field(64, ge=4, description="Latest evaluations that are fitted.")
     overfit_evaluations: int = Field(2, ge=1, description="Evaluations that the best must lie back to call over-fit.")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="With which a rise must be shown.")
+    freshness: float = Field(
+        0.5, gt=0, le=1, description="Gain of the next re-selection as a share of the last, until two were seen."
+    )
     unique_tokens: int | None = Field(
         None, ge=1, description="Different tokens in the data: repeated ones then count by Muennighoff's law."
     )
@@ -42,6 +46,17 @@ class GainLeft(Policy):
         forced = obliged(state, remaining, allowed)
         if forced:
             return choose(*forced)
+        if "reselect" in allowed:
+            if state.last_segment == 0:
+                return choose("reselect", "the warm-up has given what scoring and planning need")
+            horizon = float(state.segment_flops(state.last_segment) if state.horizon is None else state.horizon)
+            if remaining.flops is not None:  # what choosing leaves for training is the segment that can be bought
+                horizon = min(horizon, float(remaining.flops - (state.reselect_flops or 0)))
+            anew = next_reselection(state, horizon, self.freshness)
+            if anew is not None:
+                numbers |= {"reselect_expected_nats": anew[0], "reselect_cost_flops": int(anew[1])}
+                if anew[0] >= self.min_gain_nats:
+                    return choose("reselect", f"a new selection should bring {anew[0]:.4g} nats")
         rise = rise_since_best(state)
         if rise:
             numbers |= {"rise_nats": rise.nats, "rise_p_value": rise.p_value, "rise_age": rise.age}
@@ -50,18 +65,23 @@ class GainLeft(Policy):
         ahead = self._ahead(state, remaining, allowed)
         points = window_of(state, self.window)
         if len(points) < self.least or ahead <= 0:
-            return choose(onward(allowed), f"{len(points)} evaluation(s): too few to continue the curve")
+            return choose(self._same(allowed), f"{len(points)} evaluation(s): too few to continue the curve")
         x, now, then = self._abscissa(state, ahead)
         fitted = fit_curve(x, [point.loss or 0.0 for point in points], np.random.default_rng(0))
         if fitted is None:
-            return choose(onward(allowed), "too few evaluations to continue the curve")
+            return choose(self._same(allowed), "too few evaluations to continue the curve")
         middle, low, high = fitted.gain(now, then, self.level)
         numbers |= {"ahead_flops": int(ahead), "gain_left": middle, "gain_left_low": low, "gain_left_high": high}
         numbers |= {f"weight_{name}": weight for name, weight in fitted.weights.items()}
         reason = f"{ahead:.3g} FLOPs more bring {low:.3g} to {high:.3g} nats"
         if high < self.min_gain_nats:
             return choose(closing(allowed), f"{reason}, below {self.min_gain_nats:g}")
-        return choose(onward(allowed), reason)
+        return choose(self._same(allowed), reason)
+
+    @staticmethod
+    def _same(allowed: frozenset[str]) -> str:
+        """Return going on with the data in force."""
+        return first(allowed, "continue", "anneal")
 
     @staticmethod
     def _ahead(state: State, remaining: Budget, allowed: frozenset[str]) -> float:

@@ -13,7 +13,7 @@ import math
 from pydantic import Field
 
 from data_contracts.cost import STOCKS, Budget
-from stages.governor.gain import Gain, Rise, marginal_gain, rise_since_best
+from stages.governor.gain import Gain, Rise, marginal_gain, next_reselection, rise_since_best
 from stages.governor.policy import Choice, Number, Policy, ending, evidence, finite, first
 from stages.governor.state import State
 
@@ -22,6 +22,7 @@ class MarginalGain(Policy):
     """Compare what the next segment is expected to buy with a threshold, and with what a re-selection bought."""
 
     window: int = Field(5, ge=3, le=64, description="Latest evaluations that the gain is fitted to.")
+    robust: bool = Field(False, description="Fit the median of pairwise slopes, which wild evaluations do not move.")
     confidence: float = Field(0.9, gt=0.5, lt=1, description="Of each one-sided bound.")
     min_gain_nats: float = Field(
         0.005, ge=0, description="Nats of validation loss that the next segment must be able to bring (upper bound)."
@@ -37,7 +38,7 @@ class MarginalGain(Policy):
 
     def decide(self, state: State, remaining: Budget, allowed: frozenset[str]) -> Choice:
         """Return one of `allowed`; every number and threshold used stands in the choice."""
-        gain = marginal_gain(state, self.window, self.confidence)
+        gain = marginal_gain(state, self.window, self.confidence, robust=self.robust)
         rise = rise_since_best(state)
         numbers = self._numbers(state, remaining, gain, rise)
 
@@ -79,7 +80,7 @@ class MarginalGain(Policy):
         horizon = self._horizon(state)
         upper = math.inf if gain is None else gain.high * horizon
         pays = upper >= self.min_gain_nats
-        anew = self._reselection(state, horizon)
+        anew = next_reselection(state, horizon, self.freshness)
         if anew is not None and "reselect" in allowed:
             expected, cost = anew
             affordable = left >= cost + self.anneal_share * state.flops
@@ -104,25 +105,6 @@ class MarginalGain(Policy):
     @staticmethod
     def _horizon(state: State) -> float:
         return float(state.segment_flops(state.last_segment) if state.horizon is None else state.horizon)
-
-    def _reselection(self, state: State, horizon: float) -> tuple[float, float] | None:
-        """Return (expected nats, FLOPs with scoring) of one more re-selection; None where none was seen in this run.
-
-        The gain of the last one, times the ratio of the last two (at most 1), or `freshness` after only one; a shorter
-        segment brings its share.
-        """
-        seen = [
-            (gain, state.segment_flops(i))
-            for i, action in enumerate(state.actions)
-            if action == "reselect" and (gain := state.segment_gain(i)) is not None
-        ]
-        if not seen or horizon <= 0:
-            return None
-        gain, flops = seen[-1]
-        before = seen[-2][0] if len(seen) > 1 else None
-        ratio = self.freshness if before is None or before <= 0 else min(1.0, max(0.0, gain / before))
-        share = min(1.0, horizon / flops) if flops else 1.0
-        return max(0.0, gain) * ratio * share, horizon + (state.reselect_flops or 0)
 
     def _numbers(self, state: State, remaining: Budget, gain: Gain | None, rise: Rise | None) -> dict[str, Number]:
         horizon = self._horizon(state)

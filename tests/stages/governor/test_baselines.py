@@ -26,6 +26,7 @@ SETTINGS = {
     "asha": {"grace_flops": 2, "curves": [{"flops": [1, 2, 8], "values": [3.0, 2.0, 1.0]}]},
     "median_stop": {"least_records": 1, "curves": [{"flops": [1, 2, 8], "values": [3.0, 2.0, 1.0]}]},
     "share_past_best": {},
+    "gain_left": {},
 }
 
 
@@ -65,7 +66,7 @@ def test_each_returns_what_is_allowed_says_why_in_finite_numbers_and_is_pure(nam
     assert choice.reason
     json.dumps(choice.numbers, allow_nan=False)
     assert choice == policy(name).decide(state, Budget(flops=left), allowed)
-    if left == 0 or any(map(math.isnan, sum(segments, []))):
+    if left == 0 or any(math.isnan(y) for segment in segments for y in segment):
         assert choice.action in {"end", "stop"}
 
 

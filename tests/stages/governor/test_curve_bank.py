@@ -129,3 +129,19 @@ def test_data_that_repeat_promise_less_than_fresh_data():
     losses = 3 + np.arange(1, 21) ** -0.5
     fresh, again = decide(losses, horizon=400), decide(losses, horizon=400, unique_tokens=40)
     assert again.numbers["gain_left"] < 0.5 * fresh.numbers["gain_left"]
+
+
+def between(*segments, reselect=1):
+    actions = ("warmup", *["reselect"] * (len(segments) - 1))
+    state = State.from_rows(
+        [rows(part) for part in segments], actions=actions, horizon=8 * 10**12, reselect_flops=reselect * 10**12
+    )
+    return resolve(Policy, {"method": "gain_left"}, "p").decide(state, Budget(flops=10**14), BETWEEN)
+
+
+def test_between_rounds_data_are_chosen_anew_while_that_has_paid_and_not_once_it_has_not():
+    flat = [2.4, 2.201, 2.2, 2.2, 2.2, 2.2, 2.2, 2.2]
+    assert between([3.0, 2.8]).action == "reselect"  # the warm-up
+    paid = between([3.0, 2.8], flat)
+    assert (paid.action, paid.numbers["reselect_expected_nats"]) == ("reselect", pytest.approx(0.5 * 0.6))
+    assert between([3.0, 2.8], flat, [2.2] * 8).action == "anneal"

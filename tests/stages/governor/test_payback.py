@@ -54,7 +54,7 @@ def test_after_the_break_even_uses_both_arms_reach_the_same_loss_for_the_same_fl
         return end - slope * math.log(flops / 100)
 
     level = loss(1100.0, 3.0)  # what the first arm reaches with 1,100 FLOPs
-    needed = brentq(lambda flops: loss(flops, 3.0 - gained) - level, 1e-12, 1100.0, rtol=1e-12)
+    needed = brentq(lambda flops: loss(flops, 3.0 - gained) - level, 1e-300, 1100.0, rtol=1e-12)
     uses = break_even(gained, slope, 1100.0, price)
     assert uses == pytest.approx(price / (1100.0 - needed), rel=1e-6)
 

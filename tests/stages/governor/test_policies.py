@@ -57,6 +57,13 @@ def test_the_gain_of_a_straight_curve_is_its_slope():
     assert gain.high == pytest.approx(gain.rate)
 
 
+def test_the_robust_gain_is_not_moved_by_a_wild_evaluation():
+    state = State.from_rows([segment([3.0, 2.9, 9.0, 2.7, 2.6, 2.5, 2.4, 2.3])])
+    assert marginal_gain(state, 8, 0.9, robust=True).rate == pytest.approx(0.1 / FLOPS, rel=0.05)
+    assert abs(marginal_gain(state, 8, 0.9).rate - 0.1 / FLOPS) > 0.1 / FLOPS
+    assert decide([segment([3.0, 2.9, 9.0, 2.7, 2.6])], allowed=INSIDE, settings={"robust": True}).action == "continue"
+
+
 def test_a_new_segment_is_fitted_from_the_checkpoint_that_it_started_from():
     state = State.from_rows([WARMUP, segment([3.4, 3.3])])
     gain = marginal_gain(state, 5, 0.9)

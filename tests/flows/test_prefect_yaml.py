@@ -164,7 +164,7 @@ def test_parameters_are_forms_with_descriptions_bounds_and_choices(deployed: dic
     assert fraction["anyOf"][0] == {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
     assert fraction["description"] == "Of the pool's rows."
     assert models["StageOrder"]["properties"]["round"]["anyOf"][0]["minimum"] == 1
-    assert set(models["SelectSettings"]["properties"]) == {"seed", "select"}
+    assert set(models["SelectSettings"]["properties"]) == {"seed", "select", "train"}
     choices = deployed["ingest/process"].parameter_openapi_schema["definitions"]["IngestConfig"]["properties"]
     assert choices["truncation"]["enum"] == ["answer_end", "prompt_start", "quarantine"]
 

@@ -3,15 +3,18 @@
 Shapes, each with random constants: `productive` (a power law over the whole budget), `plateau`, `rise` (over-fit after
 an optimum), and `drop` (each new choice of data takes something off, less each time, and costs FLOPs; the policy also
 decides between segments of eight evaluations, and closes with a decay of 15 % of what was spent, on the same data). A
-policy sees losses with noise of 2 or 10 millinats and keeps the checkpoint that looks best. Figures, each a mean (and the worst):
+policy sees losses with noise of 2 or 10 millinats and keeps the checkpoint that looks best. Figures, each a mean (and
+the worst):
 
     nats     true loss of what is kept less the lowest that the budget could reach
     flops    FLOPs spent less those at which hindsight stops, as a share of the budget
-    priced   loss + price × FLOPs, less its lowest in hindsight; the whole budget is priced at 0.05 nats
+    priced   loss + price × FLOPs, less its lowest in hindsight; the whole budget is priced at 0.05 nats;
+             less than patience: mean of the paired differences and their 95 % interval
 
 Hindsight is exact: a search over all stopping points, for `drop` over all lengths of all segments. The policies'
 constants were chosen by `priced` on other seeds (`--develop` prints them again) and are frozen in `FROZEN`. The rungs
-and medians of `asha` and `median_stop` come from 16 further curves of the same shape and noise, run to the end.
+and medians of `asha` and `median_stop` come from 16 further curves of the same shape and noise, run to the end (of
+`drop`: through four rounds).
 
     python -m benchmarks.governor [--quick] [--develop]
 """
@@ -49,10 +52,18 @@ GRID: dict[str, dict[str, tuple[Any, ...]]] = {
     "share_past_best": {"share": (0.1, 0.2, 0.35, 0.5), "least": (2, 3)},
     "asha": {"grace_flops": (4 * UNIT, 8 * UNIT), "reduction": (1.5, 2.0, 4.0)},
     "median_stop": {"grace_flops": (4 * UNIT, 8 * UNIT, 16 * UNIT)},
-    "marginal_gain": {"window": (5, 8), "min_gain_nats": (0.005, 0.01, 0.02), "robust": (False, True)},
+    "marginal_gain": {"window": (5, 8), "min_gain_nats": (0.005, 0.01, 0.02, 0.04), "robust": (False, True)},
     "gain_left": {"min_gain_nats": (0.005, 0.01, 0.02), "level": (0.2, 0.5, 0.8)},
 }
-FROZEN: dict[str, dict[str, Any]] = {name: {} for name in GRID if name != "asha"}
+FROZEN: dict[str, dict[str, Any]] = {
+    "fixed_rounds": {"rounds": 4},
+    "patience": {"patience": 5},
+    "share_past_best": {"share": 0.2, "least": 3},
+    "asha": {"grace_flops": 8 * UNIT, "reduction": 1.5},
+    "median_stop": {"grace_flops": 8 * UNIT},
+    "marginal_gain": {"window": 5, "min_gain_nats": 0.04, "robust": True},
+    "gain_left": {"min_gain_nats": 0.01, "level": 0.5},
+}
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,7 @@ class Planted:
         """Draw the constants of a shape."""
         rng = np.random.default_rng(seed)
         n = np.arange(STEPS + 1) / STEPS
+        truth: np.ndarray
         floor = rng.uniform(1.9, 2.1)  # runs of one task: what `asha` and `median_stop` compare is comparable
         drops_K, cost = np.zeros(0), 0
         speed = rng.uniform(1.5, 4.0)
@@ -87,6 +99,10 @@ class Planted:
             drops_K = rng.uniform(0.2, 0.6) * rng.uniform(0.25, 0.8) ** np.arange(STEPS)
             cost = int(rng.integers(1, 4))
         return cls(shape, noise, truth, drops_K, speed, cost, seed)
+
+    def draws(self) -> np.ndarray:
+        """Return the noise of each evaluation."""
+        return self.noise * np.random.default_rng([*self.seed, 9]).standard_normal(2 * STEPS)
 
     def hindsight(self) -> tuple[float, float, int]:
         """Return (lowest loss within the budget, lowest loss + price, evaluations' FLOPs at the latter)."""
@@ -138,13 +154,18 @@ def rows_of(losses: list[float], noise: float, first: int) -> list[dict[str, Any
 
 def run(policy: Policy, planted: Planted) -> Outcome:
     """Let a policy govern a planted curve to its end and return what it lost."""
-    noise_N = planted.noise * np.random.default_rng([*planted.seed, 9]).standard_normal(4 * STEPS)
-    kept, spent = _rounds(policy, planted, noise_N) if planted.shape == "drop" else _once(policy, planted, noise_N)
+    kept, spent, _ = (_rounds if planted.shape == "drop" else _once)(policy, planted)
     lowest, priced, at = planted.hindsight()
     return Outcome(kept - lowest, (spent - at) / STEPS, kept + PRICE * spent / STEPS - priced)
 
 
-def _once(policy: Policy, planted: Planted, noise_N: np.ndarray) -> tuple[float, int]:
+Seen = list[tuple[int, float]]
+"""FLOPs and loss of each evaluation, as the policy saw it."""
+
+
+def _once(policy: Policy, planted: Planted) -> tuple[float, int, Seen]:
+    """Return (true loss of what is kept, FLOPs spent in evaluations' units, what was seen) of one segment."""
+    noise_N = planted.draws()
     seen: list[float] = []
     for n in range(1, STEPS + 1):
         seen.append(float(planted.truth_N[n] + noise_N[n]))
@@ -152,15 +173,17 @@ def _once(policy: Policy, planted: Planted, noise_N: np.ndarray) -> tuple[float,
         left = Budget(flops=(STEPS - n) * UNIT)
         if n < STEPS and policy.decide(state, left, INSIDE).action == "end":
             break
-    return float(planted.truth_N[1 + int(np.argmin(seen))]), len(seen)
+    log = [(n * UNIT, loss) for n, loss in enumerate(seen, start=1)]
+    return float(planted.truth_N[1 + int(np.argmin(seen))]), len(seen), log
 
 
-def _rounds(policy: Policy, planted: Planted, noise_N: np.ndarray) -> tuple[float, int]:
-    """Segments with decisions inside and between them; the next one starts from the best of those before."""
+def _rounds(policy: Policy, planted: Planted) -> tuple[float, int, Seen]:
+    """The same of segments, with decisions inside and between them; each starts where the one before ended."""
     base, choice, inside, spent, count = float(planted.truth_N[0]), 0, 0, 0, 0
     segments: list[list[dict[str, Any]]] = []
     actions = ["warmup"]
-    best_seen, best_true = np.inf, base
+    best_seen, best_true, noise_N = np.inf, base, planted.draws()
+    log: Seen = []
     length, decays = SEGMENT, False
     while spent < STEPS:
         seen: list[float] = []
@@ -168,6 +191,7 @@ def _rounds(policy: Policy, planted: Planted, noise_N: np.ndarray) -> tuple[floa
             inside, spent, count = inside + 1, spent + 1, count + 1
             true = base - planted._gain(choice, inside)
             seen.append(float(true + noise_N[count]))
+            log.append((spent * UNIT, seen[-1]))
             if seen[-1] < best_seen:
                 best_seen, best_true = seen[-1], true
             rest = 0 if decays else min(length - len(seen), STEPS - spent)
@@ -191,19 +215,18 @@ def _rounds(policy: Policy, planted: Planted, noise_N: np.ndarray) -> tuple[floa
             length, decays = max(1, round(DECAY * spent)), True
         elif action != "continue":
             break
-    return best_true, min(spent, STEPS)
+    return best_true, min(spent, STEPS), log
 
 
 @cache
 def records(shape: str, noise: float) -> tuple[dict[str, Any], ...]:
     """Return whole curves of a shape with noise, as `asha` and `median_stop` read them."""
+    whole = resolve(Policy, {"method": "fixed_rounds", "rounds": 4}, "policy")
     out = []
     for seed in range(RECORDS):
         planted = Planted.draw(shape, noise, (RECORDED, SHAPES.index(shape), seed))
-        rng = np.random.default_rng([*planted.seed, 9])
-        truth_N = planted._best_by_spending() if shape == "drop" else planted.truth_N
-        values = truth_N[1:] + noise * rng.standard_normal(STEPS)
-        out.append({"flops": [n * UNIT for n in range(1, STEPS + 1)], "values": values.tolist()})
+        _, _, log = (_rounds if shape == "drop" else _once)(whole, planted)
+        out.append({"flops": [flops for flops, _ in log], "values": [loss for _, loss in log]})
     return tuple(out)
 
 
@@ -217,6 +240,11 @@ def judge(name: str, settings: dict[str, Any], first: int, seeds: int) -> dict[s
             planted = Planted.draw(shape, noise, (first, SHAPES.index(shape), seed))
             found[shape].append(run(policy, planted))
     return found
+
+
+def priced_of(found: dict[str, list[Outcome]]) -> np.ndarray:
+    """Return the priced regret on each curve, in the order that all policies share, (C,)."""
+    return np.array([outcome.priced for outcomes in found.values() for outcome in outcomes])
 
 
 def develop(seeds: int, tell: Callable[[str], None]) -> None:
@@ -237,16 +265,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="5 curves a shape and noise instead of 20")
     parser.add_argument("--develop", action="store_true", help="choose the constants again, on the development curves")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=150)
     if options.develop:
         develop(4, lambda line: console.print(line, highlight=False, soft_wrap=True))
         return
     seeds = 5 if options.quick else 20
     report: dict[str, Any] = {"benchmark": "governor", "curves": seeds * len(SHAPES) * len(NOISES), "policies": {}}
-    table = Table("policy", *(f"{shape}: nats, FLOPs" for shape in SHAPES), "priced", "worst")
+    table = Table("nats, FLOPs", *SHAPES, "priced", "median", "worst", "less than patience")
+    usual = priced_of(judge("patience", FROZEN["patience"], JUDGE, seeds))
     for name, settings in FROZEN.items():
         found = judge(name, settings, JUDGE, seeds)
-        every = [outcome.priced for outcomes in found.values() for outcome in outcomes]
+        every_C = priced_of(found)
         by_shape = {
             shape: {
                 "nats": round(float(np.mean([o.nats for o in outcomes])), 4),
@@ -255,10 +284,20 @@ def main() -> None:
             }
             for shape, outcomes in found.items()
         }
-        mean, worst = round(float(np.mean(every)), 4), round(max(every), 4)
-        report["policies"][name] = {"priced": mean, "worst_priced": worst, **by_shape}
+        mean, middle, worst = (round(float(f(every_C)), 4) for f in (np.mean, np.median, np.max))
+        less_C = usual - every_C
+        reach = 1.96 * float(less_C.std(ddof=1)) / len(less_C) ** 0.5
+        less = [round(float(less_C.mean()) + side * reach, 4) for side in (0, -1, 1)]
+        report["policies"][name] = {
+            "priced": mean,
+            "median_priced": middle,
+            "worst_priced": worst,
+            "less_than_patience": less,
+            **by_shape,
+        }
         cells = [f"{figures['nats']:.4f}, {figures['flops']:+.2f}" for figures in by_shape.values()]
-        table.add_row(name, *cells, f"{mean:.4f}", f"{worst:.4f}")
+        span = f"{less[0]:+.4f} [{less[1]:+.4f}, {less[2]:+.4f}]"
+        table.add_row(name, *cells, f"{mean:.4f}", f"{middle:.4f}", f"{worst:.4f}", span)
     console.print(table)
     print(json.dumps(report))
 

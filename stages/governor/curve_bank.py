@@ -2,8 +2,8 @@
 
 Every shape is e + a·φ(x) with e, a ≥ 0 and φ falling, so no fit can rise: whether the loss rises is told by
 `rise_since_best`, and a flat fit then means nothing. The shapes' own exponents and scales are a grid that zooms to
-where the likelihood is; for each cell e and a are linear, so the whole bank is a few matrix products. A cell's weight is
-its likelihood, each shape having the same weight before. Doubt comes from a bootstrap of blocks of residuals, each
+where the likelihood is; for each cell e and a are linear, so the whole bank is a few matrix products. A cell's weight
+is its likelihood, each shape having the same weight before. Doubt comes from a bootstrap of blocks of residuals, each
 resample drawing a cell by its weights.
 Families: Domhan et al. 2015 and the prior of Adriaensen et al. 2023 (arXiv 2310.20447); in loss form Hill and
 log-power are `mmf`, exp4 is `weibull`. Shapes: P evaluations, T cells, B resamples.
@@ -92,8 +92,8 @@ class FittedCurve:
 
 
 def fit_curve(
-    flops: Sequence[float],
-    loss: Sequence[float],
+    flops: Sequence[float] | np.ndarray,
+    loss: Sequence[float] | np.ndarray,
     rng: np.random.Generator,
     *,
     resamples: int = 100,

@@ -42,7 +42,7 @@ from stages.governor.state import State
 STEPS, UNIT, PRICE, SEGMENT, DECAY = 40, 10**12, 0.05, 8, 0.15
 """Evaluations that the budget affords, FLOPs between two, nats the budget is worth, evaluations a segment, closing."""
 SHAPES, NOISES, RECORDS = ("productive", "plateau", "rise", "drop"), (0.002, 0.01), 16
-DEVELOP, JUDGE, RECORDED = 1, 2, 3
+DEVELOP, JUDGE, RECORDED = 1, 4, 3
 """First number of a seed: curves for choosing constants, for judging, and for the records never meet."""
 INSIDE = frozenset({"continue", "end"})
 
@@ -267,7 +267,7 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(width=150)
     if options.develop:
-        develop(4, lambda line: console.print(line, highlight=False, soft_wrap=True))
+        develop(12, lambda line: console.print(line, highlight=False, soft_wrap=True))
         return
     seeds = 5 if options.quick else 20
     report: dict[str, Any] = {"benchmark": "governor", "curves": seeds * len(SHAPES) * len(NOISES), "policies": {}}

@@ -201,7 +201,11 @@ class TrainConfig(Frozen):
 class GovernConfig(Frozen):
     """When to stop, re-select or anneal."""
 
-    policy: MethodSettings = Field(default_factory=lambda: {"method": "marginal_gain"})
+    policy: MethodSettings = Field(
+        default_factory=lambda: {"method": "marginal_gain"},
+        description="When to go on, choose anew, anneal or stop: asha, fixed_rounds, gain_left, marginal_gain, "
+        "median_stop, patience or share_past_best, each with its settings (docs/governor.md).",
+    )
     rounds: int = Field(3, ge=1, description="Most turns of the loop.")
     metric: str = "validation_loss"
     direction: Direction | None = Field(None, description="Unset: told from the metric's name where that is certain.")

@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from flows.command.screen import console
+from flows.command.settings import settings
 
 app = typer.Typer(add_completion=False)
 
@@ -20,14 +21,23 @@ def govern(
     direction: Annotated[
         Literal["minimise", "maximise"] | None, typer.Option(help="Needed where the name does not tell.")
     ] = None,
-    policy: Annotated[str, typer.Option(help="The policy: patience, marginal_gain, …")] = "patience",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="The policy: asha, fixed_rounds, gain_left, marginal_gain, median_stop, patience or share_past_best."
+        ),
+    ] = "patience",
     patience: Annotated[int, typer.Option(min=1, help="Evaluations without improvement, for the policy patience.")] = 2,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the policy, name=value; an unknown name lists them."),
+    ] = None,
 ) -> None:
     """Feed a file of evaluations to the stop rule."""
     from stages.govern.plain import replay
 
-    settings: dict[str, Any] = {"method": policy, **({"patience": patience} if policy == "patience" else {})}
-    report = replay(evals, settings, metric, direction)
+    rule: dict[str, Any] = {"method": policy, **({"patience": patience} if policy == "patience" else {})}
+    report = replay(evals, rule | settings(options), metric, direction)
     for line in report.log:
         console().print(Text(line), soft_wrap=True)
     end = f"stopped at step {report.stopped_at}" if report.stopped_at is not None else "no stop"

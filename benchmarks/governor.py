@@ -60,9 +60,9 @@ FROZEN: dict[str, dict[str, Any]] = {
     "patience": {"patience": 5},
     "share_past_best": {"share": 0.2, "least": 3},
     "asha": {"grace_flops": 8 * UNIT, "reduction": 1.5},
-    "median_stop": {"grace_flops": 8 * UNIT},
-    "marginal_gain": {"window": 5, "min_gain_nats": 0.04, "robust": True},
-    "gain_left": {"min_gain_nats": 0.01, "level": 0.5},
+    "median_stop": {"grace_flops": 16 * UNIT},
+    "marginal_gain": {"window": 5, "min_gain_nats": 0.04, "robust": False},
+    "gain_left": {"min_gain_nats": 0.005, "level": 0.2},
 }
 
 

@@ -7,6 +7,7 @@ that enters its identity. Unknown keys are refused with the nearest valid name.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -398,13 +399,18 @@ LARGEST_FILE_BYTES, MOST_VALUES = 1 << 20, 100_000
 
 
 def _bounded(values: Any) -> Any:
-    """Return `values` unless YAML's aliases unfold to more than `MOST_VALUES`: nine lines can hold a billion."""
+    """Return `values` unless YAML's aliases unfold to more than `MOST_VALUES` (nine lines can hold a billion).
+
+    A number that is not finite is refused: JSON would make it nothing at all.
+    """
     count, waiting = 0, [values]
     while waiting:
         item = waiting.pop()
         count += 1
         if count > MOST_VALUES:
             raise ValueError(f"it unfolds to more than {MOST_VALUES} values")
+        if isinstance(item, float) and not math.isfinite(item):
+            raise ValueError(f"{item} is no finite number: leave the key out where nothing is meant")
         waiting.extend(item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
     return values
 

@@ -102,7 +102,7 @@ def trained(run: PipelineRun) -> Trained:
             mixture, unmixed = won.mixture, len(losses)
             selections += won.selections
         else:
-            if decision.rescores:
+            if decision.rescores and run.scores_first:
                 scored = run.call(
                     "score",
                     base=base,

@@ -17,12 +17,13 @@ from data_contracts.cost import Frozen
 from data_contracts.errors import LazyTrainError
 from data_contracts.records import Decision, Origin, Plan, Promotion, Ref, Result, Summary, Table, Verdict
 from data_contracts.store import Store
-from flows.calling import call
+from flows.calling import REPORTER, call
 from flows.labels import sign
 from flows.order import Place
 from flows.outcome import Outcome, Step
 from flows.reconcile import reconcile
 from flows.workspace import Workspace
+from stages.work import Silent
 
 R = TypeVar("R", bound=Frozen)
 Make = Callable[..., Result]
@@ -85,6 +86,15 @@ class PipelineRun:
             )
         )
         return result
+
+    @property
+    def scores_first(self) -> bool:
+        """Whether rows of the pool are chosen at all, so that scoring them is of use."""
+        return self.config.select.count != 0
+
+    def notice(self, text: str) -> None:
+        """Tell the user something; without a screen it goes to the log."""
+        (REPORTER.get() or Silent()).notice(text)
 
     def settle(self, settings: Mapping[str, Frozen]) -> None:
         """Let sections of the configuration be those that were found to pay, for all calls from here on."""

@@ -8,17 +8,22 @@ probe is kept: the run goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from data_contracts.config import ArmConfig, AutoConfig, Config, ScoreConfig, SelectConfig, TrainConfig
 from data_contracts.cost import Frozen
+from data_contracts.errors import BudgetError, ConfigError, InputError, MethodError
 from data_contracts.records import Decision, Plan, Ref, Result, Weighing
 from flows.mixing import mixed
 from stages.governor.payback import budget_fraction
 
 R = TypeVar("R", bound=Frozen)
+MOST_VISITS = 40.0
+"""Of a row: more repetitions teach nothing (Muennighoff et al. 2023)."""
+NEVER_ENDS = {"method": "patience", "patience": 10**9}
+"""The policy inside a probe: arms are compared at equal FLOPs."""
 
 
 class Caller(Protocol):
@@ -33,6 +38,9 @@ class Caller(Protocol):
 
     def read(self, result: Result, output: str, kind: type[R]) -> R:
         """Read a record that a call gave."""
+
+    def notice(self, text: str) -> None:
+        """Tell the user something."""
 
     def settle(self, settings: Mapping[str, Frozen]) -> None:
         """Let these sections stand in for those of the configuration in all calls to come."""
@@ -62,7 +70,7 @@ class Won:
 def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, ...]) -> Won | None:
     """Try every arm that may pay, settle on the winner's settings and return its outputs.
 
-    Where no second arm may pay, or a probe would be too short to tell, nothing is tried and the first arm settled on.
+    Where no other arm would choose or may pay, or a probe would tell nothing, the first arm is settled on untried.
 
     Args:
         run: who calls the stages.
@@ -74,17 +82,24 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     decision = run.read(decided, "decision", Decision)
     limit, step = spendable(decision, plan), int(decision.numbers["least_segment_flops"] or 0) / 2
     shared = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
-    arms = (auto.arms[0], *(arm for arm in auto.arms[1:] if expected_price(arm, plan) <= auto.most_price * limit))
-    if len(arms) == 1 or not tells(auto, limit, step):
-        left = max(1.0, limit - expected_price(arms[0], plan))
-        fraction = arms[0].fraction or budget_fraction(left, plan.pass_flops, arms[0].epochs)
-        run.settle({**sections(run.config, arms[0], fraction), "train": _to_the_end(run.config, left, fraction, plan)})
+    first, *others = auto.arms
+    arms = [first, *(arm for arm in others if expected_price(arm, plan) <= auto.most_price * limit)]
+    probe = probe_flops(arms, plan, limit, auto)
+    if not chooses(arms, plan, limit) or probe < auto.least_steps * step:
+        fraction = share_of(first, plan, limit)
+        left = max(1.0, limit - expected_price(first, plan))
+        run.settle({**sections(run.config, first, fraction), "train": _to_the_end(run.config, left, fraction, plan)})
         return None
-    tried = [_try(run, arm, plan, limit, shared) for arm in arms]
+    tried = [_try(run, first, plan, limit, int(probe), shared)]
+    for arm in arms[1:]:
+        try:
+            tried.append(_try(run, arm, plan, limit, int(probe), shared))
+        except (ConfigError, InputError, MethodError, BudgetError) as error:
+            run.notice(f"the arm {arm.name} is left out: {error.found} ({error.remedy})")
     weighed = run.call_for(
-        "arms",
+        "race",
         "weigh",
-        {"auto": auto.model_copy(update={"arms": arms})},
+        {"auto": auto.model_copy(update={"arms": tuple(item.arm for item in tried)})},
         start=shared["checkpoint"],
         checkpoint=tuple(ref for item in tried for ref in item.trained.ref("checkpoint")),
         curve=tuple(ref for item in tried for ref in item.trained.ref("curve")),
@@ -96,7 +111,7 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     fraction = next(arm.fraction for arm in weighing.arms if arm.name == weighing.chosen)
     settings = sections(run.config, winner.arm, fraction)
     run.settle({**settings, "train": _to_the_end(run.config, weighing.spendable_flops, fraction, plan)})
-    scored, mixture, selected = _choose(run, f"{winner.arm.name}-whole", settings, shared)
+    scored, mixture, selected = _choose(run, f"won-{winner.arm.name}", settings, shared)
     return Won(
         weighed,
         winner.trained,
@@ -113,7 +128,7 @@ def _to_the_end(config: Config, flops: float, fraction: float, plan: Plan) -> Tr
 
     What a segment may spend, and whether more is worth its price, the governor says.
     """
-    passes = flops / (plan.pass_flops * fraction)
+    passes = min(MOST_VISITS, flops / (plan.pass_flops * fraction))
     return config.train.model_copy(update={"epochs": max(config.train.epochs, passes)})
 
 
@@ -134,9 +149,21 @@ def expected_price(arm: ArmConfig, plan: Plan) -> float:
     return share * plan.pass_flops
 
 
-def tells(auto: AutoConfig, limit: float, step: float) -> bool:
-    """Return whether a probe's share of `limit` FLOPs makes `auto.least_steps` steps of `step` FLOPs."""
-    return auto.probe_share * limit >= auto.least_steps * step
+def share_of(arm: ArmConfig, plan: Plan, limit: float) -> float:
+    """Return the share of the pool that an arm takes where `limit` FLOPs may be spent."""
+    left = max(1.0, limit - expected_price(arm, plan))
+    return arm.fraction or budget_fraction(left, plan.pass_flops, arm.epochs)
+
+
+def chooses(arms: Sequence[ArmConfig], plan: Plan, limit: float) -> bool:
+    """Return whether an arm beside the first would leave a row of the pool out."""
+    return any(share_of(arm, plan, limit) < 1.0 for arm in arms[1:])
+
+
+def probe_flops(arms: Sequence[ArmConfig], plan: Plan, limit: float, auto: AutoConfig) -> float:
+    """Return what each probe may train: its share of `limit`, and no more than visits every row of a choice once."""
+    passes = (share_of(arm, plan, limit) * (auto.sample if arm.passes else 1.0) for arm in arms)
+    return min(auto.probe_share * limit, plan.pass_flops * min(passes))
 
 
 @dataclass(frozen=True)
@@ -146,19 +173,21 @@ class _Tried:
     trained: Result
 
 
-def _try(run: Caller, arm: ArmConfig, plan: Plan, limit: float, shared: Mapping[str, tuple[Ref, ...]]) -> _Tried:
-    """Choose as the arm does, from a sample where it is dear, and train on the choice for the probe's FLOPs."""
-    auto, train = run.config.auto, run.config.train
-    probe = max(1, int(auto.probe_share * limit))
+def _try(
+    run: Caller, arm: ArmConfig, plan: Plan, limit: float, probe: int, shared: Mapping[str, tuple[Ref, ...]]
+) -> _Tried:
+    """Choose as the arm does, from a sample where it is dear, and train on it for `probe` FLOPs, whatever comes."""
+    auto, config, name = run.config.auto, run.config, f"race-{arm.name}"
     part = auto.sample if arm.passes else 1.0
-    fraction = arm.fraction or budget_fraction(max(1.0, limit - expected_price(arm, plan)), plan.pass_flops, arm.epochs)
-    settings = sections(run.config, arm, fraction * part, auto.sample if arm.passes else None)
-    *_, selected = _choose(run, arm.name, settings, shared)
-    passes = probe / (plan.pass_flops * fraction * part)
+    settings = sections(config, arm, share_of(arm, plan, limit) * part, auto.sample if arm.passes else None)
+    *_, selected = _choose(run, name, settings, shared)
     trained = run.call_for(
-        arm.name,
+        name,
         "train",
-        {"train": train.model_copy(update={"segment_flops": probe, "epochs": max(1.0, 2 * passes)})},
+        {
+            "train": config.train.model_copy(update={"segment_flops": probe, "epochs": 2.0}),
+            "govern": config.govern.model_copy(update={"policy": NEVER_ENDS}),
+        },
         tokens=shared["pool_tokens"] + shared["target_tokens"],
         selection=selected.ref("selection"),
         **_given(shared, "base", "plan", "validation_tokens", "target_tokens", "checkpoint", "decision"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data_contracts.config import Config, load, parse
+from data_contracts.errors import ConfigError
 from data_contracts.records import Origin, Ref, Request, StoreAddress
 
 CONFIG_FILE = "lazytrain.yaml"
@@ -56,11 +57,18 @@ class Workspace:
 
         for verb in VERBS:
             parse_slice(find_stage(verb), self.config.slice(verb))
-        for arm in self.config.auto.arms:
+        for number, arm in enumerate(self.config.auto.arms):
             score = {**self.config.slice("score")["score"], "scorer": arm.scorer, "coverage": arm.coverage}
-            parse_slice(find_stage("score"), {"seed": self.config.seed, "score": score})
-            select = {"selector": arm.selector, "fraction": arm.fraction}
-            parse_slice(find_stage("select"), {"seed": self.config.seed, "select": select})
+            select = {**self.config.slice("select"), "select": {"selector": arm.selector, "fraction": arm.fraction}}
+            try:
+                parse_slice(find_stage("score"), {"seed": self.config.seed, "score": score})
+                parse_slice(find_stage("select"), select)
+                if arm.selector.get("method") == "random" and self.config.select.noise is not None:
+                    _require_no_scores(self.config.select.noise, arm.name)
+            except ConfigError as error:
+                where = f"auto.arms.{number}"
+                words = [text.replace("`score.", f"`{where}.").replace("`select.", f"`{where}.") for text in error.args]
+                raise ConfigError(*words) from error
         return self
 
     @property
@@ -118,3 +126,16 @@ def embedded_address(home: Path, *, tracking_uri: str | None = None, work_uri: s
         work_uri=work_uri or str(home / "work"),
         artifact_uri=None if tracking_uri else (home / "artifacts").as_uri(),
     )
+
+
+def _require_no_scores(noise: Mapping[str, Any], arm: str) -> None:
+    """Raise `ConfigError` where a noise filter reads scores, which an arm of chance does not have."""
+    from data_contracts.method import resolve
+    from stages.select.noise import NoiseFilter
+
+    if resolve(NoiseFilter, noise, "select.noise").needs_scores:
+        raise ConfigError(
+            "a noise filter that every arm can use",
+            f"{noise.get('method')} reads scores, and the arm {arm} has none",
+            "use `answer_fit` or `trajectory`, or give the arm a scorer",
+        )

@@ -12,7 +12,7 @@ from data_contracts.config import AutoConfig, parse
 from data_contracts.records import Plan, Summary, Table
 from data_contracts.store import Store
 from flows.command.screen import console, rich_table, show
-from flows.race import expected_price, tells
+from flows.race import chooses, expected_price, probe_flops
 from flows.workspace import Workspace
 from stages.governor.payback import worth
 
@@ -34,7 +34,8 @@ def explain_arms(plan: Plan, workspace: Workspace, pool_rows: int) -> None:
     if found is None:
         out.print(Text("What each teaches is measured by a race: set `auto: {arms: […]}` and run."))
         return
-    show(found)
+    out.print(Text(f"The last race of these arms, in run {found[0][:12]}:"))
+    show(found[1])
 
 
 def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:
@@ -43,7 +44,13 @@ def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:
     arms = auto.arms or parse({**workspace.config.model_dump(), "auto": {"arms": NAMED}}).auto.arms
     flops = workspace.config.budget.flops
     budget = float(flops if flops is not None else plan.pass_flops)
-    enough = tells(auto, budget, plan.micro_batch * plan.accumulation * plan.pass_flops / pool_rows)
+    step = plan.micro_batch * plan.accumulation * plan.pass_flops / pool_rows
+    tried = [arms[0], *(arm for arm in arms[1:] if expected_price(arm, plan) <= auto.most_price * budget)]
+    why_not = ""
+    if len(arms) > 1 and not chooses(tried, plan, budget):
+        why_not = "no: the budget takes the whole pool"
+    elif probe_flops(tried, plan, budget, auto) < auto.least_steps * step:
+        why_not = f"no: a probe has fewer than {auto.least_steps} steps"
     rows = []
     for number, arm in enumerate(arms):
         price = expected_price(arm, plan)
@@ -53,7 +60,7 @@ def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:
                 arm.name,
                 price,
                 f"{price / budget:.1%}",
-                "the arm to beat" if number == 0 else _tried(price, budget, auto, enough),
+                _standing(number, len(arms), price / budget, why_not, auto),
                 *("never" if need is None else f"x {need:.2f}" for need in needs),
             )
         )
@@ -62,17 +69,23 @@ def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:
     return Table(title="What choosing must gain", columns=columns, rows=tuple(rows))
 
 
-def _tried(price: float, budget: float, auto: AutoConfig, enough: bool) -> str:
-    if not enough:
-        return f"no: a probe has fewer than {auto.least_steps} steps"
-    return "tried" if price <= auto.most_price * budget else f"left out: above {auto.most_price:.0%}"
+def _standing(number: int, count: int, share: float, why_not: str, auto: AutoConfig) -> str:
+    if count == 1:
+        return "used untried"
+    if number == 0:
+        return "the arm to beat"
+    if share > auto.most_price:
+        return f"left out: above {auto.most_price:.0%}"
+    return why_not or "tried"
 
 
-def last_weighing(workspace: Workspace) -> Summary | None:
-    """Return what the newest race of this configuration's store said; None where there was none."""
-    store = Store(workspace.address)
+def last_weighing(workspace: Workspace) -> tuple[str, Summary] | None:
+    """Return (run, what it said) of the newest race of these arms in this store; None where there was none."""
+    store, mine = Store(workspace.address), workspace.config.slice("weigh")["auto"]["arms"]
     for row in store.runs():
         for attempt in store.attempts(row.run):
             if attempt.stage == "weigh" and attempt.status == "FINISHED":
-                return store.read_manifest(attempt.run).summary
+                manifest = store.read_manifest(attempt.run)
+                if all(arm in mine for arm in manifest.config["auto"]["arms"]):
+                    return row.run, manifest.summary
     return None

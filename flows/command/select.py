@@ -78,5 +78,8 @@ def select(
     if out is not None and out.exists() and any(out.samefile(file) for file in given):
         raise ConfigError("--out is another file than the input", f"both are {out}", "name another file")
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError("--out is a file that can be written", str(error), "name another file") from error

@@ -59,7 +59,14 @@ def choose(
     method = resolve(Selector, config.selector, "select.selector")
     quota = Quota.of(config, len(pool))
     whole, pool = pool, pool if kept_K is None else pool.only(kept_K)
+    if quota.rows == 0:
+        none = Choice(np.empty(0, dtype=np.int64))
+        return Chosen(_table(none, whole, target_ids, replayed(none, whole, quota, (), rng)), method, none.rows, quota)
     _require(method, pool)
+    if len(whole) and not len(pool):
+        raise InputError(
+            "a noise filter that lets a row pass", f"it dropped all {len(whole)}", "lower or set `select.noise.drop`"
+        )
     usable = pool.usable(method.needs())
     if not len(usable):
         raise InputError(
@@ -67,9 +74,6 @@ def choose(
             f"none of {len(pool)} rows has it" if len(pool) else "the pool has no rows",
             "look at the quarantine of the score stage",
         )
-    if quota.rows == 0:
-        none = Choice(np.empty(0, dtype=np.int64))
-        return Chosen(_table(none, whole, target_ids, replayed(none, pool, quota, (), rng)), method, none.rows, quota)
     law = None if config.repetition is None else resolve(Repetition, config.repetition, "select.repetition")
     curves: dict[str, Curve] = {}
 
@@ -86,6 +90,8 @@ def choose(
         choice = pick(pool, quota, "")
     if choice.short:
         notice(f"{len(choice.rows)} rows were chosen of {quota.asked}: {choice.short}")
+    elif not parts and law is None and _left_out(choice.rows, quota, pool, usable):
+        notice(f"{len(choice.rows)} rows were chosen of {quota.asked}: {method.name()} as set considers no more")
     if not parts and law is None:
         missing = "no feature" if "features" in method.needs() else "no valid score"
         whose = "the pool" if kept_K is None else "what the noise filter left"
@@ -130,6 +136,19 @@ def _guard(method: Selector, pool: Candidates, usable: np.ndarray, choice: Choic
         values = getattr(choice, name)
         if values is not None and (len(values) != len(rows) or not np.isfinite(values).all()):
             raise MethodError(promised, f"`{name}` has {len(values)} values, or one not finite", "one number a row")
+
+
+def _left_out(taken: np.ndarray, quota: Quota, pool: Candidates, usable: np.ndarray) -> bool:
+    """Return whether the quota had room for any of the usable rows that were not taken."""
+    rest = np.setdiff1d(usable, taken, assume_unique=True)
+    if not len(rest):
+        return False
+    if quota.rows is not None:
+        return len(taken) < quota.rows
+    assert quota.tokens is not None
+    assert pool.lengths_N is not None
+    held, longest = int(pool.lengths_N[taken].sum(dtype=np.int64)), int(pool.lengths_N[rest].max())
+    return held + longest <= quota.tokens
 
 
 def _say_short(

@@ -122,7 +122,7 @@ def _summary(pool: Candidates, chosen: Chosen, refused: int) -> Summary:
         facts["replayed_rows"] = chosen.replayed
     if chosen.curves:
         facts["visited_tokens"] = int(taken.astype(np.int64) @ table.column("repeats").to_numpy()[: len(rows)])
-    if pool.score_N is not None and len(rows):
+    if pool.score_N is not None and np.isfinite(pool.score_N[rows]).any():
         facts["lowest_score_chosen"] = float(f"{np.nanmin(pool.score_N[rows]):.6g}")
     counts = table.group_by("mixture").aggregate([([], "count_all")])
     order = pc.sort_indices(counts, [("count_all", "descending"), ("mixture", "ascending")])

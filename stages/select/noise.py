@@ -64,6 +64,8 @@ class NoiseFilter(Method):
     family: ClassVar[str] = "noise_filters"
     home: ClassVar[str] = "stages.select.noise_filters"
 
+    needs_scores: ClassVar[bool] = False
+    """Whether it cannot work without scores, or what scoring leaves."""
     limit: ClassVar[float | None] = None
     """The suspicion above which a row is dropped where `drop` is unset; None: the upper of two groups is."""
 

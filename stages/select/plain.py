@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from data_contracts.errors import InputError
 from stages.select.choose import choose
 from stages.select.selector import Candidates
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 ID_NAMES = ("example_id", "id")
 LENGTH_NAMES = ("n_tokens", "tokens", "length")
 GROUP_PREFIX = "score."
@@ -139,15 +139,22 @@ def select_scores(path: Path, config: SelectConfig, rng: np.random.Generator) ->
 
 
 def new_id(row: int, values: Mapping[str, Any], found: Container[str]) -> str | Refused:
-    """Return the id of record `row`, or why it has none of its own; `found` are the ids before it."""
+    """Return the id of record `row`, or why it cannot be taken by id and source; `found` are the ids before it."""
     example_id = next((str(values[name]) for name in ID_NAMES if values.get(name) not in (None, "")), None)
     if example_id is None:
         return Refused(row, None, "no_id", f"it has none of the fields {', '.join(ID_NAMES)}")
-    if any(0xD800 <= ord(sign) < 0xE000 for sign in example_id):  # JSON can hold it, UTF-8 cannot
+    if _broken(example_id):
         return Refused(row, None, "no_id", f"its id {example_id!r} holds half a character")
     if example_id in found:
         return Refused(row, example_id, "duplicate", f"{example_id} stood before; the first row counts")
+    if _broken(source := str(values.get("source"))):
+        return Refused(row, example_id, "no_source", f"its source {source!r} holds half a character")
     return example_id
+
+
+def _broken(text: str) -> bool:
+    """Return whether the text holds half a character, which JSON can and UTF-8 cannot."""
+    return any(0xD800 <= ord(sign) < 0xE000 for sign in text)
 
 
 def length_of(values: Mapping[str, Any]) -> int | None:
@@ -165,7 +172,7 @@ def _score(value: Any) -> tuple[float | None, str]:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return None, f"its score is {value!r}, not a number"
-    if not math.isfinite(number) or not math.isfinite(np.float32(number)):
+    if not abs(number) <= FLOAT32_MAX:
         return None, f"its score is {value!r}, which cannot be ranked"
     return number, ""
 
@@ -181,6 +188,8 @@ def _groups(values: Mapping[str, Any], known: Sequence[str]) -> tuple[tuple[str,
         return (), None, "it has no score for each of several groups" if known else ""
     if not isinstance(given, Mapping):
         return (), None, f"its group scores are {str(given)[:40]!r}"
+    if any(_broken(str(name)) for name in given):
+        return (), None, "the name of one of its groups holds half a character"
     names = tuple(known or given)
     if set(names) != set(given):
         return (), None, f"its groups are {', '.join(map(str, given))}, the first row's {', '.join(names)}"
@@ -215,7 +224,11 @@ def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | Refused]]:
         yield from enumerate(rows_of(read_batches(place)), start=1)
     elif suffix == ".csv":
         with place.open(encoding="utf-8-sig", newline="") as stream:
-            yield from enumerate(csv.DictReader(stream), start=1)
+            for row, values in enumerate(csv.DictReader(stream), start=1):
+                if None in values:  # where the reader puts what the header has no name for
+                    yield row, Refused(row, None, "bad_csv", f"row {row} has more values than the header has names")
+                else:
+                    yield row, values
     elif suffix in (".jsonl", ".ndjson"):
         yield from json_lines(place)
     else:

@@ -119,3 +119,14 @@ def test_the_json_schema_accepts_the_defaults_and_refuses_an_unknown_key() -> No
     check = validators.validator_for(schema)(schema)
     assert list(check.iter_errors(LEAST)) == []
     assert list(check.iter_errors({**LEAST, "modle": 1}))
+
+
+@pytest.mark.parametrize("number", [".nan", ".inf", "-.inf"])
+def test_a_number_that_is_not_finite_is_refused_wherever_it_stands(tmp_path, number):
+    path = tmp_path / "lazytrain.yaml"
+    path.write_text(
+        "model: {path: m}\ndata: {pool: p, target: t}\n"
+        f"select: {{selector: {{method: top_k}}, noise: {{method: loss, drop: {number}}}}}\n"
+    )
+    with pytest.raises(ConfigError, match="no finite number"):
+        load(path)

@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 
 from data_contracts.config import ARMS, ArmConfig, AutoConfig, load
+from data_contracts.errors import ConfigError
 from data_contracts.records import Plan, Weighing
 from data_contracts.store import Store
 from flows.calling import call_directly
 from flows.pipeline import trained
 from flows.pipeline_run import PipelineRun
-from flows.race import expected_price, sections
+from flows.race import chooses, expected_price, probe_flops, sections
 from flows.workspace import Workspace
 from tests.flows.small_run import lay_out
 
 pytestmark = pytest.mark.shared
 BUDGET = 12 * 10**10
+CANNOT_WORK = {"name": "balanced", "selector": {"method": "bids"}}  # there is one target group
 
 
 def opened(path) -> PipelineRun:
@@ -35,7 +37,12 @@ def raced(tmp_path_factory, shared):
         folder,
         shared,
         budget={"flops": BUDGET},
-        auto={"arms": ["random", "bm25", "influence"], "probe_share": 0.08, "least_steps": 1, "confidence": 0.9},
+        auto={
+            "arms": ["random", "bm25", CANNOT_WORK, "influence"],
+            "probe_share": 0.08,
+            "least_steps": 1,
+            "confidence": 0.9,
+        },
         plan={"window": 4, "micro_batches": [4], "techniques": [{"method": "full"}], "precision": "float32"},
         govern={"rounds": 2},
         train={"evaluations": 2},
@@ -58,29 +65,33 @@ def step(run, name):
 def test_every_arm_is_chosen_and_trained_with_equal_flops_and_the_winner_goes_on(raced):
     _, run, _ = raced
     names = [item.name for item in run.steps]
-    assert [name for name in names if name.startswith("train")][:3] == ["train-random", "train-bm25", "train-influence"]
-    spent = [step(run, f"train-{arm}").cost.flops for arm in ("random", "bm25", "influence")]
+    assert [name for name in names if name.startswith("train")][:3] == [
+        "train-race-random",
+        "train-race-bm25",
+        "train-race-influence",
+    ]
+    spent = [step(run, f"train-race-{arm}").cost.flops for arm in ("random", "bm25", "influence")]
     assert max(spent) < 1.5 * min(spent)
     assert max(spent) <= 0.08 * BUDGET
-    weighing = run.store.record(step(run, "weigh-arms").refs["weighing"], Weighing)
+    weighing = run.store.record(step(run, "weigh-race").refs["weighing"], Weighing)
     assert [arm.name for arm in weighing.arms] == ["random", "bm25", "influence"]
     assert weighing.chosen == "bm25" or weighing.chosen == "influence", weighing  # half the pool is noise
-    assert f"select-{weighing.chosen}-whole" in names
+    assert f"select-won-{weighing.chosen}" in names
     after = next(item for item in run.steps if item.name == "train-round-2")
-    assert after.refs["checkpoint"] != step(run, f"train-{weighing.chosen}").refs["checkpoint"]
+    assert after.refs["checkpoint"] != step(run, f"train-race-{weighing.chosen}").refs["checkpoint"]
 
 
 def test_what_trying_cost_is_charged_to_the_decisions_that_follow(raced):
     _, run, _ = raced
     before, after = run.decisions[0], run.decisions[1]
     race = [item for item in run.steps if item.name.split("-")[0] in ("score", "select", "train", "weigh")]
-    race = race[: [item.name for item in race].index("weigh-arms") + 1]
+    race = race[: [item.name for item in race].index("weigh-race") + 1]
     assert before.remaining.flops - after.remaining.flops == sum(item.cost.flops for item in race)
 
 
 def test_a_sample_is_scored_before_the_race_and_the_whole_pool_only_for_the_winner(raced):
     _, run, _ = raced
-    scores = run.store.open(step(run, "score-influence").refs["scores"])
+    scores = run.store.open(step(run, "score-race-influence").refs["scores"])
     from data_contracts.arrow import TABLE_FILE, read_table
 
     exact = read_table(scores / TABLE_FILE).column("exact").to_pylist()
@@ -105,6 +116,41 @@ def test_a_budget_too_small_to_tell_settles_on_the_first_arm_and_spends_nothing_
     names = [item.name for item in run.steps]
     assert not [name for name in names if name.startswith("weigh") or name.endswith(("-bm25", "-influence"))]
     assert run.config.select.selector == {"method": "random"}
+
+
+def test_an_arm_that_cannot_work_is_left_out_and_the_others_go_on(raced):
+    _, run, _ = raced
+    assert "score-race-balanced" in [item.name for item in run.steps]
+    assert "train-race-balanced" not in [item.name for item in run.steps]
+
+
+def test_where_every_arm_takes_the_whole_pool_there_is_nothing_to_race_for():
+    plan, auto = plan_of(1000), AutoConfig(arms=("random", "bm25", "influence"))
+    assert not chooses(auto.arms, plan, 10_000)  # four visits of everything, and money left
+    assert chooses(auto.arms, plan, 2_000)
+    assert not chooses(auto.arms[:1], plan, 2_000)
+
+
+def test_a_probe_has_its_share_and_visits_no_row_twice():
+    plan, auto = plan_of(1000), AutoConfig(arms=("random", "influence"), probe_share=0.1, sample=0.2)
+    left = 3000.0 - 1000.0  # influence pays a pass, and takes what the rest visits four times
+    assert probe_flops(auto.arms, plan, 3000.0, auto) == pytest.approx(1000 * left / 4000 * 0.2)
+    few = AutoConfig(arms=({"name": "a", "fraction": 0.5}, {"name": "b", "fraction": 0.01}), probe_share=0.1)
+    assert probe_flops(few.arms, plan, 3000.0, few) == pytest.approx(10.0)  # one pass over a hundredth
+    assert probe_flops(few.arms[:1], plan, 3000.0, few) == pytest.approx(300.0)  # a tenth of the budget
+
+
+def test_settings_of_an_arm_are_refused_at_once_under_the_arms_own_name(tmp_path, shared):
+    arms = ["random", {"name": "odd", "scorer": {"method": "bm25", "nope": 1}}]
+    path = lay_out(tmp_path, shared, auto={"arms": arms})
+    with pytest.raises(ConfigError, match=r"auto\.arms\.1\.scorer\.nope"):
+        Workspace.read(path).check()
+
+
+def test_a_filter_that_reads_scores_is_refused_where_an_arm_of_chance_has_none(tmp_path, shared):
+    path = lay_out(tmp_path, shared, auto={"arms": ["random", "bm25"]}, select={"noise": {"method": "loss"}})
+    with pytest.raises(ConfigError, match="the arm random has none"):
+        Workspace.read(path).check()
 
 
 def plan_of(pass_flops):

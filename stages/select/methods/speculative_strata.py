@@ -27,7 +27,7 @@ class SpeculativeStrata(Selector):
 
     reads = frozenset({"scores"})
 
-    strata: int = Field(50, ge=1, description="Intervals of equal width over the scores.")
+    strata: int = Field(50, ge=1, le=100_000, description="Intervals of equal width over the scores.")
     drop: float = Field(0.1, ge=0, lt=1, description="Share of the rows, those with the highest scores, left out.")
     within: Literal["random", "top"] = Field("random", description="Which rows of a stratum: drawn, or the highest.")
 

@@ -24,7 +24,7 @@ class Stratified(Selector):
 
     reads = frozenset({"scores"})
 
-    strata: int = Field(50, ge=1, description="Intervals of the scores; empty ones have no budget.")
+    strata: int = Field(50, ge=1, le=100_000, description="Intervals of the scores; empty ones have no budget.")
     cut: Literal["width", "quantile"] = Field("width", description="Intervals of equal width, or of equally many rows.")
     budget: Literal["equal", "proportional"] = Field(
         "equal", description="Rows of a stratum: as many as of the others while it has them, or by its share."

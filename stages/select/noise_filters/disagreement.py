@@ -16,6 +16,8 @@ from stages.select.noise import Evidence, NoiseFilter
 class Disagreement(NoiseFilter):
     """Rank by the scores minus the lowest rank by the other scorings, from −1 to 1."""
 
+    needs_scores = True
+
     def suspicion(self, evidence: Evidence) -> np.ndarray:
         """Return suspicion_N. Raises `ConfigError` where there are no scores; all NaN where there are no others."""
         if evidence.score_N is None:

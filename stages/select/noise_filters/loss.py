@@ -14,6 +14,8 @@ from stages.select.noise import Evidence, NoiseFilter
 class Loss(NoiseFilter):
     """Mean loss of an answer token, nats."""
 
+    needs_scores = True
+
     def suspicion(self, evidence: Evidence) -> np.ndarray:
         """Return the losses. Raises `ConfigError` where scoring noted none."""
         if evidence.loss_N is None or not np.isfinite(evidence.loss_N).any():

@@ -15,6 +15,8 @@ from stages.select.noise import Evidence, NoiseFilter
 class SelfInfluence(NoiseFilter):
     """‖feature‖ / answer tokens."""
 
+    needs_scores = True
+
     def suspicion(self, evidence: Evidence) -> np.ndarray:
         """Return suspicion_N; NaN for a row without a feature. Raises `ConfigError` without features of own lengths."""
         if evidence.features is None:

@@ -15,8 +15,10 @@ from data_contracts.arrow import write_table
 from data_contracts.config import SelectConfig
 from data_contracts.errors import ConfigError, InputError, MethodError
 from stages.select import choose as choosing
+from stages.select.choose import choose
 from stages.select.plain import read_scores, select_scores
 from stages.select.selector import Candidates, Choice
+from tests.stages.select.pools import chosen, pool_of
 
 POOL = Candidates(
     pa.chunked_array([["a", "b", "c"]]),
@@ -125,3 +127,39 @@ def test_selecting_loads_neither_torch_nor_transformers() -> None:
         "assert not {'torch', 'transformers', 'ray'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_rows_that_a_setting_leaves_out_are_said_where_the_quota_had_room_for_them() -> None:
+    rng = np.random.default_rng(0)
+    pool = pool_of(score=rng.normal(size=40), feature=rng.normal(size=(40, 4)), length=[10] * 40)
+    for quota in ({"count": 30}, {"tokens": 300}):
+        notices: list[str] = []
+        assert len(chosen(pool, "d4", notices=notices, best=0.1, **quota).rows) == 4
+        assert [note for note in notices if "d4 as set considers no more" in note], quota
+    notices = []
+    assert len(chosen(pool, "d4", notices=notices, best=0.1, tokens=45).rows) == 4
+    assert notices == []
+
+
+def test_a_filter_that_drops_every_row_is_named_and_a_count_of_0_needs_none() -> None:
+    pool, none = pool_of(score=[1.0, 2.0]), np.zeros(0, dtype=np.int64)
+    with pytest.raises(InputError, match="it dropped all 2"):
+        choose(SelectConfig(count=1), pool, np.random.default_rng(0), [].append, kept_K=none)
+    empty = SelectConfig(count=0, include_target=True)
+    found = choose(empty, pool, np.random.default_rng(0), [].append, target_ids=["t"], kept_K=none)
+    assert found.table.column("example_id").to_pylist() == ["t"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_plain_rows_with_half_characters_too_many_values_or_too_large_scores_are_refused(tmp_path: Path) -> None:
+    lines = ['{"id": "a", "score": 1}', '{"id": "b", "score": 1, "source": "\\ud800"}', '{"id": "c", "score": 1e39}']
+    (tmp_path / "s.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    found = select_scores(tmp_path / "s.jsonl", SelectConfig(count=1), np.random.default_rng(0))
+    assert [(row.example_id, row.reason) for row in found.refused] == [("b", "no_source"), ("c", "not_scorable")]
+    (tmp_path / "s.csv").write_text("id,score\na,1\nb,2,3\n", encoding="utf-8")
+    found = select_scores(tmp_path / "s.csv", SelectConfig(count=2), np.random.default_rng(0))
+    assert [(row.row, row.reason) for row in found.refused] == [(2, "bad_csv")]
+    assert found.selection.column("example_id").to_pylist() == ["a"]
+    (tmp_path / "g.jsonl").write_text('{"id": "a", "score.\\ud800": 1, "score.y": 2}\n{"id": "b", "score": 1}')
+    found = select_scores(tmp_path / "g.jsonl", SelectConfig(count=1), np.random.default_rng(0))
+    assert found.refused[0].detail == "the name of one of its groups holds half a character"

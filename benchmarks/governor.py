@@ -85,7 +85,8 @@ class Planted:
         n = np.arange(STEPS + 1) / STEPS
         truth: np.ndarray
         floor = rng.uniform(1.9, 2.1)  # runs of one task: what `asha` and `median_stop` compare is comparable
-        drops_K, cost = np.zeros(0), 0
+        drops_K: np.ndarray = np.zeros(0)
+        cost = 0
         speed = rng.uniform(1.5, 4.0)
         if shape == "productive":
             truth = floor + rng.uniform(0.3, 0.8) * (n + 0.02) ** -rng.uniform(0.2, 0.6)

@@ -43,10 +43,10 @@ from flows.pipeline_run import PipelineRun
 from flows.workspace import Workspace
 
 RATES = (1e-3, 3e-3)
-BUDGETS = (0.5, 1.5, 5.0)
+BUDGETS = (0.5, 1.5, 3.0)
 FULL_TABLE = 1.5
 """The budget at which every arm runs; at the others those that `auto` chooses among."""
-WARM_UP, PROBE_SHARE = 0.05, 0.05
+WARM_UP, PROBE_SHARE = 0.05, 0.07
 """Of the pool's rows, and of what may be spent: these pools are so small that 3 % would make too few steps."""
 ARMS: dict[str, dict[str, Any]] = {
     "random": {"name": "random", "selector": {"method": "random"}, "epochs": 1.0},
@@ -303,7 +303,7 @@ def main() -> None:
     """Parse the command line, run, and print the figures."""
     parser = Options(__doc__, "one cell, one budget: under 3 minutes")
     parser.add_argument("--seeds", type=int, nargs="+", default=[200, 201, 202], help="of the splits and of every arm")
-    parser.add_argument("--budgets", type=float, nargs="+", default=None, help="passes over the pool (0.5 1.5 5; 1.5)")
+    parser.add_argument("--budgets", type=float, nargs="+", default=None, help="passes over the pool (0.5 1.5 3; 1.5)")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once, each in a process of its own")
     parser.add_argument("--work", type=Path, default=None, help="keep stores here, so that a second run adopts them")
     given = parser.read()

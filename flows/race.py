@@ -22,6 +22,10 @@ from stages.governor.payback import budget_fraction
 R = TypeVar("R", bound=Frozen)
 MOST_VISITS = 40.0
 """Of a row: more repetitions teach nothing (Muennighoff et al. 2023)."""
+MOST_OF_THE_POOL = 0.9
+"""An arm that takes more of the pool does not choose."""
+PROBE_VISITS = 2.0
+"""Of a row in a probe at the most: beyond, what is compared is over-fitting to a sample."""
 NEVER_ENDS = {"method": "patience", "patience": 10**9}
 """The policy inside a probe: arms are compared at equal FLOPs."""
 
@@ -83,8 +87,8 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     limit, step = spendable(decision, plan), int(decision.numbers["least_segment_flops"] or 0) / 2
     shared = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
     first, *others = auto.arms
-    arms = [first, *(arm for arm in others if expected_price(arm, plan) <= auto.most_price * limit)]
-    probe = probe_flops(arms, plan, limit, auto)
+    probe = auto.probe_share * limit
+    arms = [first, *(arm for arm in others if not left_out(arm, plan, limit, auto))]
     if not chooses(arms, plan, limit) or probe < auto.least_steps * step:
         fraction = share_of(first, plan, limit)
         left = max(1.0, limit - expected_price(first, plan))
@@ -156,14 +160,18 @@ def share_of(arm: ArmConfig, plan: Plan, limit: float) -> float:
 
 
 def chooses(arms: Sequence[ArmConfig], plan: Plan, limit: float) -> bool:
-    """Return whether an arm beside the first would leave a row of the pool out."""
-    return any(share_of(arm, plan, limit) < 1.0 for arm in arms[1:])
+    """Return whether an arm beside the first would leave a tenth of the pool out, or more."""
+    return any(share_of(arm, plan, limit) <= MOST_OF_THE_POOL for arm in arms[1:])
 
 
-def probe_flops(arms: Sequence[ArmConfig], plan: Plan, limit: float, auto: AutoConfig) -> float:
-    """Return what each probe may train: its share of `limit`, and no more than visits every row of a choice once."""
-    passes = (share_of(arm, plan, limit) * (auto.sample if arm.passes else 1.0) for arm in arms)
-    return min(auto.probe_share * limit, plan.pass_flops * min(passes))
+def left_out(arm: ArmConfig, plan: Plan, limit: float, auto: AutoConfig) -> str:
+    """Return why an arm beside the first is not tried where `limit` FLOPs may be spent; "" where it is."""
+    if expected_price(arm, plan) > auto.most_price * limit:
+        return f"its price is above {auto.most_price:.0%}"
+    one_pass = plan.pass_flops * share_of(arm, plan, limit) * (auto.sample if arm.passes else 1.0)
+    if auto.probe_share * limit > PROBE_VISITS * one_pass:
+        return f"its probe would visit a row more than {PROBE_VISITS:g} times"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,7 @@ def _try(
         name,
         "train",
         {
-            "train": config.train.model_copy(update={"segment_flops": probe, "epochs": 2.0}),
+            "train": config.train.model_copy(update={"segment_flops": probe, "epochs": 2 * PROBE_VISITS}),
             "govern": config.govern.model_copy(update={"policy": NEVER_ENDS}),
         },
         tokens=shared["pool_tokens"] + shared["target_tokens"],

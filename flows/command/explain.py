@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from data_contracts.config import AutoConfig, parse
+from data_contracts.config import parse
 from data_contracts.records import Plan, Summary, Table
 from data_contracts.store import Store
 from flows.command.screen import console, rich_table, show
-from flows.race import chooses, expected_price, probe_flops
+from flows.race import chooses, expected_price, left_out
 from flows.workspace import Workspace
 from stages.governor.payback import worth
 
@@ -45,12 +45,11 @@ def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:
     flops = workspace.config.budget.flops
     budget = float(flops if flops is not None else plan.pass_flops)
     step = plan.micro_batch * plan.accumulation * plan.pass_flops / pool_rows
-    tried = [arms[0], *(arm for arm in arms[1:] if expected_price(arm, plan) <= auto.most_price * budget)]
     why_not = ""
-    if len(arms) > 1 and not chooses(tried, plan, budget):
-        why_not = "no: the budget takes the whole pool"
-    elif probe_flops(tried, plan, budget, auto) < auto.least_steps * step:
+    if auto.probe_share * budget < auto.least_steps * step:
         why_not = f"no: a probe has fewer than {auto.least_steps} steps"
+    elif not chooses([arm for arm in arms if arm is arms[0] or not left_out(arm, plan, budget, auto)], plan, budget):
+        why_not = "no: nothing would be left out of the pool"
     rows = []
     for number, arm in enumerate(arms):
         price = expected_price(arm, plan)
@@ -60,7 +59,7 @@ def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:
                 arm.name,
                 price,
                 f"{price / budget:.1%}",
-                _standing(number, len(arms), price / budget, why_not, auto),
+                _standing(number, len(arms), left_out(arm, plan, budget, auto), why_not),
                 *("never" if need is None else f"x {need:.2f}" for need in needs),
             )
         )
@@ -69,14 +68,12 @@ def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:
     return Table(title="What choosing must gain", columns=columns, rows=tuple(rows))
 
 
-def _standing(number: int, count: int, share: float, why_not: str, auto: AutoConfig) -> str:
+def _standing(number: int, count: int, why_left_out: str, why_not: str) -> str:
     if count == 1:
         return "used untried"
     if number == 0:
         return "the arm to beat"
-    if share > auto.most_price:
-        return f"left out: above {auto.most_price:.0%}"
-    return why_not or "tried"
+    return f"left out: {why_left_out}" if why_left_out else why_not or "tried"
 
 
 def last_weighing(workspace: Workspace) -> tuple[str, Summary] | None:

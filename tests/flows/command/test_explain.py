@@ -29,7 +29,7 @@ def test_prices_shares_and_what_a_choice_must_be_worth(tmp_path, shared):
 
 def test_an_arm_too_dear_and_a_budget_too_small_are_named(tmp_path, shared):
     found = rows(tmp_path / "a", shared, 1000)
-    assert found["influence"][3] == "left out: above 50%"
+    assert found["influence"][3] == "left out: its price is above 50%"
     assert found["influence"][4:] == ("never", "x 1.50", "x 1.11")
     few = rows(tmp_path / "b", shared, 1000, pool_rows=10)
     assert few["bm25"][3] == "no: a probe has fewer than 4 steps"

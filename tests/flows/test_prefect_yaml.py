@@ -174,7 +174,7 @@ def test_parameters_are_forms_with_descriptions_bounds_and_choices(deployed: dic
     ("name", "parameters"),
     [
         ("select/docker", {"settings": {"select": {"fraction": 2}}}),
-        ("select/docker", {"settings": {"train": {}}}),
+        ("select/docker", {"settings": {"govern": {}}}),
         ("score/kubernetes", {"order": {"round": 0}}),
         ("pipeline/process", {"stages": "cloud"}),
         ("pipeline/process", {"config_file": ""}),

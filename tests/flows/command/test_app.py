@@ -91,7 +91,7 @@ def test_a_setting_deep_inside_a_coverage_is_refused_before_anything_is_done(tmp
     (tmp_path / "lazytrain.yaml").write_text(f"model: {{path: m}}\ndata: {{pool: p, target: t}}\n{section}\n")
     done = lazytrain(command, cwd=tmp_path)
     assert done.returncode == 2
-    assert "`score.coverage.filters.0.ordr` is unknown: did you mean 'order'?" in done.stderr
+    assert "`auto.arms.1.coverage.filters.0.ordr` is unknown: did you mean 'order'?" in done.stderr
     assert not (tmp_path / ".lazytrain" / "mlflow.db").exists()
 
 

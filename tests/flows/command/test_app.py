@@ -80,18 +80,22 @@ COVERAGE = "{method: cascade, filters: [{method: length, keep: 0.4, ordr: shorte
 
 
 @pytest.mark.parametrize(
-    ("command", "section"),
+    ("command", "section", "where"),
     [
-        ("run", f"score: {{coverage: {COVERAGE}}}"),
-        ("plan", f"auto: {{arms: [random, {{name: mine, scorer: {{method: influence}}, coverage: {COVERAGE}}}]}}"),
+        ("run", f"score: {{coverage: {COVERAGE}}}", "score"),
+        (
+            "plan",
+            f"auto: {{arms: [random, {{name: mine, scorer: {{method: influence}}, coverage: {COVERAGE}}}]}}",
+            "auto.arms.1",
+        ),
     ],
 )
-def test_a_setting_deep_inside_a_coverage_is_refused_before_anything_is_done(tmp_path, command, section):
+def test_a_setting_deep_inside_a_coverage_is_refused_before_anything_is_done(tmp_path, command, section, where):
     """The scorer of a filter is reached after the warm-up; here there is neither a model nor data."""
     (tmp_path / "lazytrain.yaml").write_text(f"model: {{path: m}}\ndata: {{pool: p, target: t}}\n{section}\n")
     done = lazytrain(command, cwd=tmp_path)
     assert done.returncode == 2
-    assert "`auto.arms.1.coverage.filters.0.ordr` is unknown: did you mean 'order'?" in done.stderr
+    assert f"`{where}.coverage.filters.0.ordr` is unknown: did you mean 'order'?" in done.stderr
     assert not (tmp_path / ".lazytrain" / "mlflow.db").exists()
 
 

@@ -33,6 +33,7 @@ from benchmarks.cells import (
 from benchmarks.chain import report
 from benchmarks.options import Options
 from data_contracts.arrow import TABLE_FILE, read_table
+from data_contracts.config import ARMS as NAMED_ARMS
 from data_contracts.config import Config, SelectConfig, parse
 from data_contracts.cost import Frozen
 from data_contracts.records import Decision, Origin, Plan, Ref, Result, Weighing
@@ -49,15 +50,7 @@ FULL_TABLE = 1.5
 WARM_UP, PROBE_SHARE = 0.05, 0.07
 """Of the pool's rows, and of what may be spent: these pools are so small that 3 % would make too few steps."""
 ARMS: dict[str, dict[str, Any]] = {
-    "random": {"name": "random", "selector": {"method": "random"}, "epochs": 1.0},
-    "bm25": {"name": "bm25", "scorer": {"method": "bm25"}},
-    "cascade": {
-        "name": "cascade",
-        "scorer": {"method": "influence"},
-        "coverage": {"method": "cascade", "filters": [{"method": "bm25", "keep": 0.4}]},
-        "passes": 1.0,
-    },
-    "influence": {"name": "influence", "scorer": {"method": "influence"}, "passes": 1.0},
+    **NAMED_ARMS,
     "difficulty": {
         "name": "difficulty",
         "scorer": {"method": "perplexity"},

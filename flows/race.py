@@ -86,16 +86,15 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     decision = run.read(decided, "decision", Decision)
     limit, step = spendable(decision, plan), int(decision.numbers["least_segment_flops"] or 0) / 2
     shared = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
-    first, *others = auto.arms
     probe = auto.probe_share * limit
-    arms = [first, *(arm for arm in others if not left_out(arm, plan, limit, auto))]
+    first, *others = arms = contenders(auto.arms, plan, limit, auto)
     if not chooses(arms, plan, limit) or probe < auto.least_steps * step:
         fraction = share_of(first, plan, limit)
         left = max(1.0, limit - expected_price(first, plan))
         run.settle({**sections(run.config, first, fraction), "train": _to_the_end(run.config, left, fraction, plan)})
         return None
     tried = [_try(run, first, plan, limit, int(probe), shared)]
-    for arm in arms[1:]:
+    for arm in others:
         try:
             tried.append(_try(run, arm, plan, limit, int(probe), shared))
         except (ConfigError, InputError, MethodError, BudgetError) as error:
@@ -162,6 +161,11 @@ def share_of(arm: ArmConfig, plan: Plan, limit: float) -> float:
 def chooses(arms: Sequence[ArmConfig], plan: Plan, limit: float) -> bool:
     """Return whether an arm beside the first would leave a tenth of the pool out, or more."""
     return any(share_of(arm, plan, limit) <= MOST_OF_THE_POOL for arm in arms[1:])
+
+
+def contenders(arms: Sequence[ArmConfig], plan: Plan, limit: float, auto: AutoConfig) -> list[ArmConfig]:
+    """Return the first arm and those beside it that are not left out."""
+    return [arms[0], *(arm for arm in arms[1:] if not left_out(arm, plan, limit, auto))]
 
 
 def left_out(arm: ArmConfig, plan: Plan, limit: float, auto: AutoConfig) -> str:

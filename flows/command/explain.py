@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from data_contracts.config import parse
+from data_contracts.config import ARMS, parse
 from data_contracts.records import Plan, Summary, Table
 from data_contracts.store import Store
 from flows.command.screen import console, rich_table, show
-from flows.race import chooses, expected_price, left_out
+from flows.race import chooses, contenders, expected_price, left_out
 from flows.workspace import Workspace
 from stages.governor.payback import worth
 
 USES = (1, 3, 10)
-NAMED = ("random", "bm25", "cascade", "influence")
 
 
 def explain_arms(plan: Plan, workspace: Workspace, pool_rows: int) -> None:
@@ -41,14 +40,14 @@ def explain_arms(plan: Plan, workspace: Workspace, pool_rows: int) -> None:
 def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:
     """Return what each arm's choosing costs, alone and as a share of the budget, and what it must gain."""
     auto = workspace.config.auto
-    arms = auto.arms or parse({**workspace.config.model_dump(), "auto": {"arms": NAMED}}).auto.arms
+    arms = auto.arms or parse({**workspace.config.model_dump(), "auto": {"arms": tuple(ARMS)}}).auto.arms
     flops = workspace.config.budget.flops
     budget = float(flops if flops is not None else plan.pass_flops)
     step = plan.micro_batch * plan.accumulation * plan.pass_flops / pool_rows
     why_not = ""
     if auto.probe_share * budget < auto.least_steps * step:
         why_not = f"no: a probe has fewer than {auto.least_steps} steps"
-    elif not chooses([arm for arm in arms if arm is arms[0] or not left_out(arm, plan, budget, auto)], plan, budget):
+    elif not chooses(contenders(arms, plan, budget, auto), plan, budget):
         why_not = "no: nothing would be left out of the pool"
     rows = []
     for number, arm in enumerate(arms):

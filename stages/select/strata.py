@@ -6,6 +6,10 @@ from typing import Literal
 
 import numpy as np
 
+from stages.select.quota import Quota
+from stages.select.selector import Candidates, Choice
+from stages.select.turns import in_turns
+
 
 def stratum_of(score_B: np.ndarray, strata: int, cut: Literal["width", "quantile"]) -> np.ndarray:
     """Return the stratum of each row, int64, 0 the lowest; equal scores share one, some strata may be empty."""
@@ -31,3 +35,27 @@ def without_highest(score_B: np.ndarray, share: float) -> np.ndarray:
     """Return the positions without that share of the highest scores (rounded down), ascending; one is always left."""
     dropped = min(int(share * len(score_B)), len(score_B) - 1)
     return np.sort(np.argsort(-score_B, kind="stable")[dropped:])
+
+
+def in_strata(
+    rows: np.ndarray,
+    group_B: np.ndarray,
+    names: tuple[str, ...],
+    weight_G: np.ndarray | None,
+    pool: Candidates,
+    quota: Quota,
+    reason: str,
+    *,
+    dropped: bool,
+) -> Choice:
+    """Return `rows`, their strata in turns by weight; says so where it ends early because rows were `dropped`."""
+    order = in_turns(group_B, weight_G)
+    chosen = quota.fill(rows[order], pool.lengths_N)
+    ended = dropped and len(chosen) == len(rows) and quota.wants_more(chosen, pool.lengths_N)
+    return Choice(
+        chosen,
+        reason=reason,
+        group=group_B[order[: len(chosen)]],
+        groups=names,
+        short="the others are among the highest scores, which `drop` leaves out" if ended else "",
+    )

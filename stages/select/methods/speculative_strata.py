@@ -18,8 +18,7 @@ from pydantic import Field
 from data_contracts.errors import ConfigError, InputError
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice, Selector
-from stages.select.strata import named, stratum_of, without_highest
-from stages.select.turns import in_turns
+from stages.select.strata import in_strata, named, stratum_of, without_highest
 
 
 class SpeculativeStrata(Selector):
@@ -56,15 +55,15 @@ class SpeculativeStrata(Selector):
         if self.within == "top":
             highest = np.argsort(-score_B, kind="stable")
             rows, group_B = rows[highest], group_B[highest]
-        order = in_turns(group_B, weight_G if weight_G.any() else None)
-        chosen = quota.fill(rows[order], pool.lengths_N)
-        ended = self.drop > 0 and len(chosen) == len(rows) and quota.wants_more(chosen, pool.lengths_N)
-        return Choice(
-            chosen,
-            reason="score {score}, of the stratum {group}",
-            group=group_B[order[: len(chosen)]],
-            groups=names,
-            short="the others are among the highest scores, which `drop` leaves out" if ended else "",
+        return in_strata(
+            rows,
+            group_B,
+            names,
+            weight_G if weight_G.any() else None,
+            pool,
+            quota,
+            "score {score}, of the stratum {group}",
+            dropped=self.drop > 0,
         )
 
 

@@ -15,8 +15,7 @@ from pydantic import Field
 
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice, Selector
-from stages.select.strata import named, stratum_of, without_highest
-from stages.select.turns import in_turns
+from stages.select.strata import in_strata, named, stratum_of, without_highest
 
 
 class Stratified(Selector):
@@ -39,13 +38,13 @@ class Stratified(Selector):
         score_B = pool.score_N[rows]
         group_B, names = named(score_B, stratum_of(score_B, self.strata, self.cut))
         weight_G = np.bincount(group_B) if self.budget == "proportional" else None
-        order = in_turns(group_B, weight_G)
-        chosen = quota.fill(rows[order], pool.lengths_N)
-        ended = self.drop > 0 and len(chosen) == len(rows) and quota.wants_more(chosen, pool.lengths_N)
-        return Choice(
-            chosen,
-            reason="score {score}, drawn from the scores {group}",
-            group=group_B[order[: len(chosen)]],
-            groups=names,
-            short="the others are among the highest scores, which `drop` leaves out" if ended else "",
+        return in_strata(
+            rows,
+            group_B,
+            names,
+            weight_G,
+            pool,
+            quota,
+            "score {score}, drawn from the scores {group}",
+            dropped=self.drop > 0,
         )

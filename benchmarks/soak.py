@@ -105,8 +105,14 @@ class Pipeline:
             time.sleep(0.02)
         if child.poll() is None:
             self._kill(child.pid, rng)
-        finished = child.wait(PATIENCE_SECONDS) == 0
-        return finished or [row.status for row in self.store.runs()[:1]] == ["FINISHED"]  # killed on its way out
+        if child.wait(PATIENCE_SECONDS) == 0:
+            return True
+        if [row.status for row in self.store.runs()[:1]] != ["FINISHED"]:
+            return False
+        status = [sys.executable, "-m", "flows.command.app", "status"]  # killed on its way out: no resume ends its server
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        subprocess.run(status, cwd=self.folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+        return True
 
     def _kill(self, pid: int, rng: np.random.Generator) -> None:
         main = psutil.Process(pid)

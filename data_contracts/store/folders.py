@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from data_contracts.records import OUTSIDE_FILE, OUTSIDE_PREFIX
@@ -25,17 +26,25 @@ def untouched_seconds(place: Path) -> float:
 
 
 def _stats(place: Path) -> Iterator[os.stat_result]:
-    for path in (place, *place.rglob("*")):
+    for path in (place, *_below(place)):
         try:
             yield path.lstat()
         except FileNotFoundError:
             continue
 
 
+def _below(place: Path) -> Iterator[Path]:
+    """Yield what lies below `place`; unlike `Path.rglob`, `os.walk` passes over a folder that goes meanwhile."""
+    for folder, folders, files in os.walk(place):
+        yield from (Path(folder, name) for name in (*folders, *files))
+
+
 def discard(place: Path) -> None:
     """Remove a work folder, and the temporary folder elsewhere that its scratch names."""
-    for note in place.glob(f"**/scratch/{OUTSIDE_FILE}"):
-        outside = Path(note.read_text(encoding="utf-8"))
-        if outside.name.startswith(OUTSIDE_PREFIX) and not outside.is_symlink():
-            shutil.rmtree(outside, ignore_errors=True)
+    for note in _below(place):
+        if (note.parent.name, note.name) == ("scratch", OUTSIDE_FILE):
+            with suppress(FileNotFoundError):
+                outside = Path(note.read_text(encoding="utf-8"))
+                if outside.name.startswith(OUTSIDE_PREFIX) and not outside.is_symlink():
+                    shutil.rmtree(outside, ignore_errors=True)
     shutil.rmtree(place, ignore_errors=True)

@@ -147,14 +147,18 @@ class FlopModel:
 
     def deepened(self, deeper: FlopModel, steps: int) -> FlopModel:
         """Return this model with `steps` times the difference to `deeper` added: exact where layers are alike."""
+        return self.plus(self, deeper, steps)
 
-        def line(low: Polynomial, high: Polynomial) -> Polynomial:
-            return tuple(a + steps * (b - a) for a, b in zip(low, high, strict=True))
+    def plus(self, one: FlopModel, other: FlopModel, times: int) -> FlopModel:
+        """Return this model with `times` the difference of two others' bodies, `other` less `one`, added."""
+
+        def line(start: Polynomial, low: Polynomial, high: Polynomial) -> Polynomial:
+            return tuple(value + times * (b - a) for value, a, b in zip(start, low, high, strict=True))
 
         train = None
-        if self.body_train is not None and deeper.body_train is not None:
-            train = line(self.body_train, deeper.body_train)
-        return FlopModel(line(self.body, deeper.body), self.head, train, self.head_train)
+        if self.body_train is not None and one.body_train is not None and other.body_train is not None:
+            train = line(self.body_train, one.body_train, other.body_train)
+        return FlopModel(line(self.body, one.body, other.body), self.head, train, self.head_train)
 
 
 def _positions(rows: int, tokens: int, answers: int | None) -> int:
@@ -175,7 +179,7 @@ def _signature(model: Any, train: bool) -> str:
     modules = [(name, type(module).__name__) for name, module in model.named_modules()]
     weights = [(name, tuple(w.shape), w.requires_grad) for name, w in model.named_parameters()]
     device = next(iter(model.parameters())).device.type
-    text = repr((modules, weights, train and _recomputes(model), model.config.to_json_string(), device, train))
+    text = repr((modules, weights, train and _recomputed(model), model.config.to_json_string(), device, train))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -225,8 +229,8 @@ def _count(model: Any, rows: int, tokens: int, kept: int, train: bool) -> tuple[
     return forward, counter.total
 
 
-def _recomputes(model: Any) -> bool:
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+def _recomputed(model: Any) -> list[str]:
+    return [name for name, module in model.named_modules() if getattr(module, "gradient_checkpointing", False)]
 
 
 @contextmanager

@@ -52,10 +52,10 @@ class _Segment:
         self.examples = Examples(Path(job.places.selection), [Path(name) for name in job.places.tokens])
         self.windows = Windows(self.examples, self.examples.visits(plan, train, job.order_seed), plan)
         batch_tokens = plan.micro_batch * plan.row_tokens
-        self.validation = Validation(Path(job.places.validation), train.validation_rows, batch_tokens)
+        self.validation = Validation(Path(job.places.validation), train.validation_rows, batch_tokens, plan.loss_chunks)
         self.start = prepare(job, group.device)
         self.model, self.optimizer = self.start.model, self.start.optimizer
-        target_tokens = plan.row_tokens if plan.checkpoint_activations else batch_tokens  # it keeps activations
+        target_tokens = plan.row_tokens if plan.recomputed_blocks else batch_tokens  # it keeps activations
         target = job.places.target
         self.influence = Influence(Path(target), self.model, train, target_tokens) if target else None
         self.remakes = train.influence == "evaluation"
@@ -132,7 +132,9 @@ class _Segment:
             clip=self.job.train.clip,
             precision=self.job.plan.precision,
             all_reduce=group.sum_ if group.size > 1 else None,
+            loss_chunks=self.job.plan.loss_chunks,
             products=self.influence.products if self.influence is not None else None,
+            in_backward=self.job.plan.update_in_backward,
         )
         tokens = int(self.examples.lengths[window].sum())
         at.flops += self.windows.flops(self.meter, at.step) if self.meter else 0

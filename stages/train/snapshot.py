@@ -1,7 +1,7 @@
 """Resume snapshots: everything a segment needs to go on from a step as if it had never stopped.
 
 A snapshot is a folder with `state.json` (position, schedule, best evaluation, counters) and `tensors.safetensors`
-(trained parameters, moments, every rank's generator states, influence's direction). It is complete or absent by rename;
+(trained parameters, optimizer states, every rank's generator states, influence's direction). It is complete or absent by rename;
 the last two are kept. A snapshot of other work, or one that cannot be read, is passed over.
 """
 
@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from stages.technique.step import Moments, load_moments, moments_of, trainable
+from stages.technique.step import held_states, load_states, trainable
 from stages.workers.group import Group
 
 STATE, TENSORS = "state.json", "tensors.safetensors"
@@ -44,17 +44,15 @@ class Snapshot:
     state: dict[str, Any]
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group) -> None:
-        """Put parameters, moments and this rank's generator states back."""
-        moments: Moments = {}
+        """Put parameters, the optimizer's states and this rank's generator states back."""
         with safe_open(self.folder / TENSORS, framework="pt") as stored, torch.no_grad():
             for name, parameter in trainable(model).items():
                 parameter.copy_(stored.get_tensor(f"param.{name}"))
-                moments[name] = (stored.get_tensor(f"exp_avg.{name}"), stored.get_tensor(f"exp_avg_sq.{name}"))
+            states = [name for name in stored.keys() if name.startswith("state.")]  # noqa: SIM118 - no mapping
+            load_states(optimizer, model, {name.removeprefix("state."): stored.get_tensor(name) for name in states})
             torch.set_rng_state(stored.get_tensor(f"rng.cpu.{group.rank}"))
             if torch.device(group.device).type == "cuda":
                 torch.cuda.set_rng_state(stored.get_tensor(f"rng.cuda.{group.rank}"), group.device)
-        if updates := int(self.state["position"]["updates"]):
-            load_moments(optimizer, model, moments, updates)
 
     def direction(self) -> dict[str, Tensor]:
         """Return the direction of influence by parameter name; empty where none had been made."""
@@ -101,8 +99,7 @@ class Snapshots:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         tensors = {f"param.{name}": _held(parameter) for name, parameter in trainable(model).items()}
-        for name, (average, square) in moments_of(optimizer, model).items():
-            tensors[f"exp_avg.{name}"], tensors[f"exp_avg_sq.{name}"] = _held(average), _held(square)
+        tensors |= {f"state.{name}": _held(value) for name, value in held_states(optimizer, model).items()}
         tensors |= {f"direction.{name}": _held(value) for name, value in direction.items()}
         save_file(tensors | rng, scratch / TENSORS)
         (scratch / STATE).write_text(json.dumps(state | {"work": self._digest}), encoding="utf-8")

@@ -17,6 +17,7 @@ from data_contracts.method import resolve
 from stages.model.checkpoint import load_checkpoint, merge_adapters
 from stages.model.load import load_model
 from stages.technique.base import Technique
+from stages.technique.recompute import recompute
 from stages.technique.step import load_moments, optimizer_for
 from stages.train.job import Job
 from stages.train.schedule import Schedule
@@ -27,7 +28,7 @@ class Start:
     """A model ready to train, its optimizer, and where in the run it stands."""
 
     model: nn.Module
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     technique: dict[str, Any]
     schedule: Schedule
     updates: int
@@ -56,10 +57,9 @@ def prepare(job: Job, device: str) -> Start:
             moments = found.moments
         else:
             model = technique.wrap(_other(model, trainer["technique"], settings))
-    if job.plan.checkpoint_activations:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    recompute(model, job.plan.recomputed_blocks)
     peak = job.train.learning_rate or technique.learning_rate
-    optimizer = optimizer_for(model, job.train, peak)
+    optimizer = optimizer_for(model, job.train, peak, job.plan.optimizer_states)
     updates = int(trainer["updates"]) if moments is not None else 0
     if moments is not None and updates:
         load_moments(optimizer, model, moments, updates)

@@ -13,6 +13,7 @@ import numpy as np
 
 from data_contracts.records import Plan
 from stages.meter.flops import FlopModel
+from stages.technique.cost import micro_batch_flops
 from stages.train.examples import Examples
 from stages.train.order import MicroBatch, Visits, lay_out
 
@@ -41,7 +42,10 @@ class Windows:
         """Return the operations of one step's forward and backward passes, padding included."""
         window, layout = self.layout(step)
         answers = self.examples.answers[window]
-        return sum(meter.train(len(micro.rows), micro.padded, int(answers[micro.places].sum())) for micro in layout)
+        return sum(
+            micro_batch_flops(meter, self.plan, len(micro.rows), micro.padded, int(answers[micro.places].sum()))
+            for micro in layout
+        )
 
     def rest_flops(self, meter: FlopModel, start: int, stop: int) -> int:
         """Return the operations of steps `start` up to `stop`."""

@@ -122,7 +122,7 @@ def test_weights_and_repeats_of_the_selection_are_followed(tmp_path):
         {"packed": True, "row_tokens": 40},
         {"micro_batch": 1, "accumulation": 4},
         {"micro_batch": 4, "accumulation": 1},
-        {"checkpoint_activations": True},
+        {"recomputed_blocks": (0, 1)},
     ],
 )
 def test_packing_micro_batches_and_recomputation_do_not_change_what_is_learnt(tmp_path, plan):
@@ -140,7 +140,7 @@ def test_lora_learns_the_same_with_recomputed_activations_and_nearly_the_same_in
     lora, found = {"technique": {"method": "lora", "r": 4}}, []
     for name, more in (
         ("plain", {}),
-        ("recomputed", {"checkpoint_activations": True}),
+        ("recomputed", {"recomputed_blocks": (0, 1)}),
         ("rough", {"precision": "bfloat16"}),
     ):
         house = House(tmp_path / name, rows=12, plan=lora | more)

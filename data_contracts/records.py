@@ -179,8 +179,11 @@ class Plan(Frozen):
     flops_per_token: int = Field(ge=0, description="Training: forward+backward.")
     flops_per_token_forward: int = Field(ge=0)
     pass_flops: int = Field(ge=0, description="Predicted for training once on every row of the pool.")
+    tokens_per_second: float = Field(
+        0.0, ge=0, description="Modelled, not timed, for rows of the longest row's length, over all workers."
+    )
     why: str
-    considered: tuple[dict[str, Any], ...] = ()
+    considered: tuple[dict[str, Any], ...] = Field((), description="Every way that was priced, best first.")
 
     def backward_bytes(self, groups: int) -> int:
         """Return the memory that influence on so many target groups needs, row by row, with activations kept."""

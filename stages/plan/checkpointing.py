@@ -116,12 +116,29 @@ def choose_blocks(pieces: Pieces, micro_batches: int, allowed: int) -> tuple[boo
         chosen = _choose(pieces, first, micro_batches, allowed)
         if chosen is None:
             continue
-        held, seconds = pieces.walk(chosen)
+        held, seconds = pieces.walk(chosen, micro_batches)
         peak = max(item.peak for item in held.values())
         if peak <= allowed:
             found = (sum(seconds.values()), peak, chosen)
             best = found if best is None else min(best, found)
     return best[2] if best else None
+
+
+def least_blocks(pieces: Pieces, micro_batches: int) -> tuple[bool, ...]:
+    """Return the choice of recomputed blocks with the lowest peak of all; of several the fastest."""
+    best = (False,) * pieces.layers
+    low, high = -1, _peak(pieces, best, micro_batches)  # nothing fits `low`; `best` fits `high`
+    while high - low > 1:
+        chosen = choose_blocks(pieces, micro_batches, (low + high) // 2)
+        if chosen is None:
+            low = (low + high) // 2
+        else:
+            best, high = chosen, _peak(pieces, chosen, micro_batches)
+    return best
+
+
+def _peak(pieces: Pieces, chosen: tuple[bool, ...], micro_batches: int) -> int:
+    return max(item.peak for item in pieces.walk(chosen, micro_batches)[0].values())
 
 
 def _choose(pieces: Pieces, first: bool, micro_batches: int, allowed: int) -> tuple[bool, ...] | None:

@@ -15,8 +15,8 @@ from data_contracts.records import ModelPin
 from stages.gradients.passes import FORMED_BYTES
 from stages.meter.flops import FlopModel
 from stages.model.load import empty_model
-from stages.plan.checkpointing import choose_blocks
-from stages.plan.pieces import PASSES, SPEEDS, Held, Pieces
+from stages.plan.checkpointing import choose_blocks, least_blocks
+from stages.plan.pieces import SPEEDS, Held, Pieces
 from stages.plan.timeline import PHASES, Timeline
 from stages.plan.trace import Shape, trace_flops, trace_step
 from stages.technique.states import scratch_bytes
@@ -80,22 +80,16 @@ class Estimator:
     def price(self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...] = ()) -> Priced:
         """Return what a step of `accumulation` micro-batches of `micro_batch` rows takes.
 
-        With one micro-batch no phase meets gradients of an earlier one, and the phases named "again" are left out; with
-        updates inside the backward pass they are its second pass.
+        With one micro-batch the phases named "again" are left out; with updates inside the backward pass they are its
+        second pass.
         """
         pieces = self._cut(shape, micro_batch, again=bool(recomputed))
         again = tuple(place in recomputed for place in range(pieces.layers))
-        held, seconds = pieces.walk(again)
-        weights, moments, update_share = self._fixed(shape)
-        passes = 2 if shape.update_in_backward else accumulation
-        phases = {
-            name: self._phase(shape, name, held[name], weights, moments)
-            for name in PHASES
-            if passes > 1 or not name.endswith("again")
-        }
-        often = (1, passes - 1)
-        took = sum(n * seconds[name] for n, names in zip(often, PASSES, strict=True) for name in names)
-        return Priced(phases, took + update_share * seconds["update"])
+        held, seconds = pieces.walk(again, 2 if shape.update_in_backward else accumulation)
+        weights, moments, grown = self._fixed(shape)
+        phases = {name: self._phase(shape, name, item, weights, moments) for name, item in held.items()}
+        took = sum((grown if name == "update" else 1.0) * value for name, value in seconds.items())
+        return Priced(phases, took)
 
     def phases(
         self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...] = ()
@@ -116,9 +110,11 @@ class Estimator:
         chosen = choose_blocks(pieces, passes, allowed - fixed)
         return None if chosen is None else tuple(place for place, again in enumerate(chosen) if again)
 
-    def blocks(self, shape: Shape) -> int:
-        """Return how many blocks the model has that can be recomputed."""
-        return self._cut(shape, 1, again=False).layers
+    def least(self, shape: Shape, micro_batch: int, accumulation: int) -> tuple[int, ...]:
+        """Return the blocks whose recomputation gives the lowest peak."""
+        passes = 2 if shape.update_in_backward else accumulation
+        chosen = least_blocks(self._cut(shape, micro_batch, again=True), passes)
+        return tuple(place for place, again in enumerate(chosen) if again)
 
     def _phase(self, shape: Shape, name: str, held: Held, weights: int, moments: int) -> PhaseBytes:
         scratch = direction = 0

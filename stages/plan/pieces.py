@@ -138,20 +138,24 @@ class Pieces:
         """Return the piece after the last block, none of the blocks' releases counted."""
         return self._found[first_again][phase][2]
 
-    def walk(self, again: Sequence[bool]) -> tuple[dict[str, Held], dict[str, float]]:
-        """Return the dearest moment of each phase, and its seconds, where block i is recomputed if `again[i]`.
+    def walk(self, again: Sequence[bool], micro_batches: int) -> tuple[dict[str, Held], dict[str, float]]:
+        """Return the dearest moment of each phase, and its seconds in a step, where block i is recomputed if `again[i]`.
 
-        The update's seconds are those of the traced depth.
+        With one micro-batch no phase meets gradients of an earlier one, and the phases named "again" are left out. The
+        update's seconds are those of the traced depth.
         """
         level, waiting = self.start, 0
         held, seconds = {}, {}
         for name in PHASES:
+            often = micro_batches - 1 if name.endswith("again") else 1
+            if not often:
+                continue
             most, at_most, took = level, waiting, 0.0
             for piece in self._order(name, again):
                 if level + piece.peak > most:
                     most, at_most = level + piece.peak, waiting + piece.gradients_at_peak
                 level, waiting, took = level + piece.delta, waiting + piece.gradients, took + piece.seconds
-            held[name], seconds[name] = Held(most, at_most), took
+            held[name], seconds[name] = Held(most, at_most), often * took
         return held, seconds
 
     def _order(self, name: str, again: Sequence[bool]) -> Iterator[Piece]:

@@ -43,7 +43,14 @@ class Windows:
         window, layout = self.layout(step)
         answers = self.examples.answers[window]
         return sum(
-            micro_batch_flops(meter, self.plan, len(micro.rows), micro.padded, int(answers[micro.places].sum()))
+            micro_batch_flops(
+                meter,
+                len(micro.rows),
+                micro.padded,
+                int(answers[micro.places].sum()),
+                loss_chunks=self.plan.loss_chunks,
+                update_in_backward=self.plan.update_in_backward,
+            )
             for micro in layout
         )
 

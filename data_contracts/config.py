@@ -132,7 +132,7 @@ class PlanConfig(Frozen):
     headroom: float = Field(0.1, ge=0, lt=1, description="Share of the memory budget left free.")
     savings: tuple[Saving, ...] = Field(
         ("recompute", "chunked_loss", "update_in_backward", "states_8bit"),
-        description="What may be used where memory is short (docs/memory.md); `states_8bit` needs the extra `quantised`.",
+        description="What may be used where memory is short (docs/memory.md); `states_8bit` asks for bitsandbytes.",
     )
 
 

@@ -19,6 +19,7 @@ from stages.model.checkpoint import read_trainer
 from stages.model.load import empty_model, locate
 from stages.model.pin import highest_token, read_pin
 from stages.plan.estimate import Estimator
+from stages.plan.page import show
 from stages.plan.report import summary_of, why
 from stages.plan.search import Way, front, precisions, search
 from stages.plan.targets import check_targets
@@ -81,7 +82,9 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
     if chosen.peak_bytes > available_bytes() and device == "cpu":
         work.notice(f"the plan needs {chosen.peak_bytes:,} bytes; this machine has {available_bytes():,} left now")
     work.record("plan", plan)
-    return summary_of(plan, chosen, ways, pin, pool_rows=rows.pool, noise=noise, remaining=remaining)
+    summary = summary_of(plan, chosen, ways, pin, pool_rows=rows.pool, noise=noise, remaining=remaining)
+    show(plan, chosen, ways, inputs.all("curve"), summary, work)
+    return summary
 
 
 def _rows(inputs: Inputs) -> Rows:

@@ -131,7 +131,7 @@ class Pieces:
         return blocks[place] if len(blocks) == self.layers else blocks[min(place, 1)]
 
     def before(self, phase: str, first_again: bool) -> Piece:
-        """Return the piece before the first block (in a backward pass: after it), as the first block's choice has it."""
+        """Return the piece before the first block (in a backward pass: after it), by the first block's choice."""
         return self._found[first_again][phase][0]
 
     def after(self, phase: str, first_again: bool) -> Piece:
@@ -139,7 +139,7 @@ class Pieces:
         return self._found[first_again][phase][2]
 
     def walk(self, again: Sequence[bool], micro_batches: int) -> tuple[dict[str, Held], dict[str, float]]:
-        """Return the dearest moment of each phase, and its seconds in a step, where block i is recomputed if `again[i]`.
+        """Return each phase's dearest moment and its seconds in a step, where block i is recomputed if `again[i]`.
 
         With one micro-batch no phase meets gradients of an earlier one, and the phases named "again" are left out. The
         update's seconds are those of the traced depth.

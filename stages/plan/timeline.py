@@ -39,8 +39,9 @@ class Stretch:
 
     `ops`, `live`, `gradients`, `flops` and `moved` are alike in length: the operators' names, the bytes held after each
     beyond weights and moments, those of them that came up in this stretch and are gradients waiting for the update, the
-    operations and the bytes read and written. `start` and `end` are the bytes held at the borders; `released` those that came up here in a
-    forward pass and were given up after its last block (weights that autocast has kept in bfloat16).
+    operations, and the bytes read and written. `start` and `end` are the bytes held at the borders; `released` those
+    that came up here in a forward pass and were given up after its last block (weights that autocast keeps in
+    bfloat16).
     """
 
     place: int

@@ -34,7 +34,8 @@ from stages.technique.step import States, optimizer_for, optimizer_step, trainab
 class Shape:
     """One way of training, all but how many rows and which blocks are recomputed: what is traced.
 
-    `answers` is the number of supervised tokens of a row, at least 1 and a multiple of `loss_chunks`; the rest are the plan's fields of these names.
+    `answers` is the number of supervised tokens of a row, at least 1 and a multiple of `loss_chunks`; the rest are the
+    plan's fields of these names.
     """
 
     technique: Technique
@@ -68,16 +69,18 @@ def trace_step(
     watch, blocks = StorageWatch(), blocks_of(model)
     with mode, plain_positions():
         optimizer = optimizer_for(model, train, 1e-3, shape.optimizer_states)
+        if isinstance(optimizer, AdamW8bit):
+            optimizer.piece = 2**62  # pieces are views: the same bytes, traced once
         for parameter in trainable(model).values():
             optimizer.state[parameter] = _state(optimizer, parameter)
 
         def states(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-            return [
-                value for item in parameters for value in optimizer.state.get(item, {}).values() if torch.is_tensor(value)
-            ]
+            held = (value for item in parameters for value in optimizer.state.get(item, {}).values())
+            return [value for value in held if torch.is_tensor(value)]
 
         of_blocks = [
-            (watch.own([*block.parameters(), *block.buffers()]), watch.own(states(block.parameters()))) for block in blocks
+            (watch.own([*block.parameters(), *block.buffers()]), watch.own(states(block.parameters())))
+            for block in blocks
         ]
         weights = watch.own([*model.parameters(), *model.buffers()]) + sum(size for size, _ in of_blocks)
         moments = watch.own(states(model.parameters())) + sum(size for _, size in of_blocks)

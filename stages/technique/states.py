@@ -67,6 +67,7 @@ class AdamW8bit(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._codes: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self.piece = PIECE
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.codes(parameter.device)  # now, so that a missing library is told before anything is trained
@@ -98,8 +99,8 @@ class AdamW8bit(torch.optim.Optimizer):
         weights, gradient = parameter.view(-1), parameter.grad.contiguous().view(-1)  # type: ignore[union-attr]
         (beta1, beta2), step = group["betas"], state["step"]
         moments = [state["exp_avg"].view(-1), state["exp_avg_sq"].view(-1)]
-        for start in range(0, weights.numel(), PIECE):
-            piece, blocks = slice(start, start + PIECE), slice(start // BLOCK, (start + PIECE) // BLOCK)
+        for start in range(0, weights.numel(), self.piece):
+            piece, blocks = slice(start, start + self.piece), slice(start // BLOCK, (start + self.piece) // BLOCK)
             torch.ops.bitsandbytes.optimizer_update_8bit_blockwise(
                 "adam", gradient[piece], weights[piece], moments[0][piece], moments[1][piece], beta1, beta2, 0.0, 0.0,
                 group["eps"], step, group["lr"], first, second, state["exp_avg_scale"][blocks],
@@ -134,8 +135,8 @@ def encode(optimizer: AdamW8bit, parameter: Tensor, average: Tensor, square: Ten
     state = empty_state(parameter)
     state["step"] = updates
     codes = optimizer.codes(parameter.device)
-    for name, value, code in zip(("exp_avg", "exp_avg_sq"), (average, square), codes, strict=True):
-        value = value.to(parameter.device, torch.float32)
+    for name, given, code in zip(("exp_avg", "exp_avg_sq"), (average, square), codes, strict=True):
+        value = given.to(parameter.device, torch.float32)
         if f"{name}_scale" in state:
             found, scale = torch.ops.bitsandbytes.quantize_blockwise(value.contiguous(), code, BLOCK)
             state[name].copy_(found.view_as(value))

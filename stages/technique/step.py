@@ -9,8 +9,8 @@ the head in chunks, moments in 8 bits, recomputed blocks, updates inside the bac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +21,8 @@ from data_contracts.errors import ConfigError
 from stages.gradients.row_products import RowProducts
 from stages.model.batch import TokenBatch
 from stages.model.loss import chunk_of, document_losses
+from stages.technique.accumulate import accumulating, updating
+from stages.technique.attempt import AllReduce, generators, noted, refuse_short, restore
 from stages.technique.noise import NormPair
 from stages.technique.states import AdamW8bit, decode, encode
 
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
 Moments = dict[str, tuple[Tensor, Tensor]]
 States = Literal["float32", "8bit"]
 """In which the optimizer holds its moments."""
-AllReduce = Callable[[Sequence[Tensor]], None]
-"""Sums each tensor over all ranks, in place, with the same bytes on every rank."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ def optimizer_step(
             the gradient's norm, the second updates each parameter as soon as its gradient is there. What comes out is
             the same to the bit, dropout included. Needs a window of one micro-batch on one rank.
 
-    Raises `ConfigError` for `in_backward` with more micro-batches or ranks: their gradients must be added up first.
+    Raises `ShortOfMemoryError` where memory ran out before an update, and `ConfigError` for `in_backward` with more
+    micro-batches or ranks: their gradients must be added up first.
     """
     if in_backward and (len(window) != 1 or all_reduce is not None):
         raise ConfigError(
@@ -188,7 +189,7 @@ def optimizer_step(
     found: list[Tensor] = []
     totals = torch.zeros(5, dtype=torch.float64, device=device)  # loss, tokens, Σ|g_i|², Σ1/b_i, micro-batches
     before = generators(device) if in_backward else None
-    with _accumulating(parameters, keep=not in_backward) as gradient, products or nullcontext():
+    with accumulating(parameters, keep=not in_backward) as gradient, products or nullcontext(), noted() as ran_out:
         for batch in window:
             if products is not None:
                 products.begin(batch)
@@ -204,6 +205,7 @@ def optimizer_step(
             totals += torch.stack(
                 [objective.detach().double(), weight, gradient.micro_square / weight**2, one / weight, one]
             )
+    refuse_short(ran_out, parameters, device, all_reduce)
     sums = [] if in_backward else gradient.sums(parameters)
     if all_reduce is not None:
         all_reduce([*sums, totals])
@@ -218,7 +220,7 @@ def optimizer_step(
         factor = min(1.0, clip / (norm + 1e-6)) / tokens
         if before is not None:
             restore(before)
-            with _updating(parameters, optimizer, factor):
+            with updating(parameters, optimizer, factor):
                 _objective(model, window[0], precision, loss_chunks)[0].backward()
         else:
             for parameter, item in zip(parameters, sums, strict=True):
@@ -238,103 +240,8 @@ def optimizer_step(
     )
 
 
-def _objective(
-    model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _objective(model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return (weighted sum of losses, loss_D, tokens_D) of a forward pass."""
     with torch.autocast(batch.input_ids_BT.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
         loss_D, tokens_D = document_losses(model, batch, chunk_tokens=chunk_of(batch, loss_chunks))
     return (loss_D * batch.weights_D.to(loss_D.dtype)).sum(), loss_D, tokens_D
-
-
-class _Gradient:
-    """Running gradient sums. Each micro-batch's gradient is measured and added one parameter at a time, as backward
-    produces it, so that its norm costs no second copy of all gradients; without `keep` it is measured alone."""
-
-    def __init__(self, keep: bool) -> None:
-        self._keep = keep
-        self._sums: dict[nn.Parameter, Tensor] = {}
-        self._norms: dict[nn.Parameter, Tensor] = {}
-        self.micro_square = torch.zeros((), dtype=torch.float64)
-
-    def take(self, parameter: nn.Parameter) -> None:
-        fresh = parameter.grad
-        if fresh is None:
-            return
-        parameter.grad = None
-        norm = torch.linalg.vector_norm(fresh).double()
-        self.micro_square = self.micro_square + norm.square()
-        if not self._keep:
-            self._norms[parameter] = norm
-            return
-        known = self._sums.get(parameter)
-        if known is None:
-            self._sums[parameter] = fresh.detach()
-        else:
-            known.add_(fresh)
-
-    def sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Return one sum a parameter in order; zeros where no micro-batch reached it."""
-        return [self._sums[item] if item in self._sums else torch.zeros_like(item) for item in parameters]
-
-    def square(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """Return the squared norm of a gradient that was not kept, added up in the order of `parameters`."""
-        zero = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
-        return torch.stack([self._norms.get(item, zero) for item in parameters]).square().sum()
-
-
-@contextmanager
-def _accumulating(parameters: Sequence[nn.Parameter], *, keep: bool) -> Iterator[_Gradient]:
-    gradient = _Gradient(keep)
-    with _hooked(parameters, gradient.take):
-        yield gradient
-
-
-@contextmanager
-def _hooked(parameters: Sequence[nn.Parameter], take: Callable[[nn.Parameter], None]) -> Iterator[None]:
-    handles = [item.register_post_accumulate_grad_hook(take) for item in parameters]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def _updating(parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
-    """Update each parameter inside the backward pass, as soon as its gradient is whole; zeros are one that none comes
-    for, so that moments decay as they do in a plain step."""
-    missing = set(parameters)
-
-    def update(parameter: nn.Parameter) -> None:
-        if parameter.grad is None:
-            return
-        parameter.grad.mul_(factor)
-        optimizer.step()  # no other parameter has a gradient
-        parameter.grad = None
-        missing.discard(parameter)
-
-    with _hooked(parameters, update):
-        yield
-    for parameter in parameters:
-        if parameter in missing:
-            parameter.grad = torch.zeros_like(parameter)
-            optimizer.step()
-            parameter.grad = None
-
-
-Generators = list[tuple[Callable[[Tensor], None], Tensor]]
-
-
-def generators(device: torch.device) -> Generators:
-    """Return the states of the generators that a pass on `device` draws from, each with what sets it."""
-    found: Generators = [(torch.set_rng_state, torch.get_rng_state())]
-    if device.type == "cuda":
-        found.append((lambda state: torch.cuda.set_rng_state(state, device), torch.cuda.get_rng_state(device)))
-    return found
-
-
-def restore(states: Generators) -> None:
-    """Put back what `generators` returned."""
-    for put, state in states:
-        put(state)

@@ -1,8 +1,8 @@
 """Resume snapshots: everything a segment needs to go on from a step as if it had never stopped.
 
 A snapshot is a folder with `state.json` (position, schedule, best evaluation, counters) and `tensors.safetensors`
-(trained parameters, optimizer states, every rank's generator states, influence's direction). It is complete or absent by rename;
-the last two are kept. A snapshot of other work, or one that cannot be read, is passed over.
+(trained parameters, optimizer states, every rank's generator states, influence's direction). It is complete or absent
+by rename; the last two are kept. A snapshot of other work, or one that cannot be read, is passed over.
 """
 
 from __future__ import annotations

@@ -74,7 +74,9 @@ def by_hand(pieces: Pieces, chosen: tuple[bool, ...], micro_batches: int) -> tup
 def test_no_choice_of_blocks_that_fits_takes_less_time(alike: bool, micro_batches: int) -> None:
     for seed in range(12):
         pieces = random_pieces(seed, 6, alike=alike)
-        every = {choice: by_hand(pieces, choice, micro_batches) for choice in itertools.product((False, True), repeat=6)}
+        every = {
+            choice: by_hand(pieces, choice, micro_batches) for choice in itertools.product((False, True), repeat=6)
+        }
         peaks = sorted({peak for peak, _ in every.values()})
         for allowed in (peaks[0] - 1, peaks[0], peaks[len(peaks) // 3], peaks[-1] - 1, peaks[-1]):
             fitting = [time for peak, time in every.values() if peak <= allowed]

@@ -54,9 +54,7 @@ def test_pieces_of_shallow_traces_make_the_trace_of_full_size(
     estimator = Estimator(pin, TrainConfig(), "cpu")
     for chosen in choices:
         found = estimator.phases(shape, 7, 2, chosen)
-        whole = trace_step(
-            pin, shape, TrainConfig(), layers=pin.layers, rows=7, device="cpu", recomputed=chosen
-        )
+        whole = trace_step(pin, shape, TrainConfig(), layers=pin.layers, rows=7, device="cpu", recomputed=chosen)
         for name, phase in found.items():
             assert phase.total - phase.process == whole.peak(name), (chosen, name)
 

@@ -220,7 +220,9 @@ def _count(model: Any, rows: int, tokens: int, kept: int, train: bool) -> tuple[
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if "logits_to_keep" not in inspect.signature(inner.forward).parameters:
         raise ModelError("a model that can keep chosen logits", f"{type(inner).__name__} cannot", "use another model")
-    with _as_in_training(model, train), torch.set_grad_enabled(train), FlopCounter() as counter:
+    mixed = any(weight.dtype == torch.bfloat16 for weight in model.parameters())
+    cast = torch.autocast(device.type, torch.bfloat16, enabled=mixed)
+    with _as_in_training(model, train), torch.set_grad_enabled(train), cast, FlopCounter() as counter:
         ids_BT = torch.zeros(rows, tokens, dtype=torch.int64, device=device)
         logits = model(input_ids=ids_BT, use_cache=False, logits_to_keep=kept).logits
         forward = counter.total

@@ -138,7 +138,7 @@ class Estimator:
         weight gradients would have kept. Forward: a copy of what is moved instead, and one layer's share of those.
         """
         phases = self.phases(replace(shape, packed=False, update_in_backward=False, loss_chunks=1), 1, 1)
-        weights, process = phases["forward"].weights, phases["forward"].process
+        weights, process = self._fixed(replace(shape, precision="float32"))[0], phases["forward"].process
         activations = max(phases[name].activations for name in ("forward", "backward"))
         moved = 4 * trainable
         return {

@@ -25,6 +25,7 @@ from stages.model.loss import plain
 from stages.model.packing import collate_packed
 from stages.plan.timeline import StorageWatch, Timeline
 from stages.technique.base import Technique
+from stages.technique.frozen import halve_frozen
 from stages.technique.recompute import blocks_of, recompute
 from stages.technique.states import AdamW8bit, code_values, empty_state
 from stages.technique.step import States, optimizer_for, optimizer_step, trainable
@@ -123,6 +124,7 @@ def fake_model(
 ) -> Any:
     """Build, wrap and set up the model as training does, with fake storage on `device`."""
     model = shape.technique.wrap(empty_model(pin, layers=layers))
+    halve_frozen(model, shape.precision)
     recompute(model, recomputed)
     wanted = {name for name, item in model.named_parameters() if item.requires_grad}
     with mode:

@@ -1,5 +1,5 @@
-"""A step that memory may run out in: told on every rank before anything is updated, and made again as if for the first
-time, generators included. Into what parts it is cut then is training's decision.
+"""A step that memory may run out in: noted before anything is updated, so that it can be told on every rank and made
+again as if for the first time, generators included. Into what parts it is cut then is training's decision.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stages.ending import out_of_memory
 
@@ -22,7 +22,7 @@ class ShortOfMemoryError(Exception):
 
 @contextmanager
 def noted() -> Iterator[list[Exception]]:
-    """Keep an error that says that memory ran out, instead of raising it."""
+    """Keep an error that says that memory ran out, instead of raising it: the other ranks must learn of it first."""
     found: list[Exception] = []
     try:
         yield found
@@ -30,22 +30,6 @@ def noted() -> Iterator[list[Exception]]:
         if not out_of_memory(error):
             raise
         found.append(error.with_traceback(None))  # its frames hold the tensors that there was no room for
-
-
-def refuse_short(
-    ran_out: list[Exception], parameters: Sequence[nn.Parameter], device: torch.device, all_reduce: AllReduce | None
-) -> None:
-    """Raise `ShortOfMemoryError` on every rank where memory ran out on one of them."""
-    if all_reduce is not None:
-        flag = torch.tensor([float(bool(ran_out))], device=device)
-        all_reduce([flag])
-        short = bool(flag.item())
-    else:
-        short = bool(ran_out)
-    if short:
-        for parameter in parameters:
-            parameter.grad = None
-        raise ShortOfMemoryError(str(ran_out[0]) if ran_out else "memory ran out on another rank")
 
 
 Generators = list[tuple[Callable[[Tensor], None], Tensor]]

@@ -21,8 +21,8 @@ from data_contracts.errors import ConfigError
 from stages.gradients.row_products import RowProducts
 from stages.model.batch import TokenBatch
 from stages.model.loss import chunk_of, document_losses
-from stages.technique.accumulate import accumulating, updating
-from stages.technique.attempt import AllReduce, generators, noted, refuse_short, restore
+from stages.technique.accumulate import Gradient, accumulating, updating
+from stages.technique.attempt import AllReduce, ShortOfMemoryError, generators, noted, restore
 from stages.technique.noise import NormPair
 from stages.technique.states import AdamW8bit, decode, encode
 
@@ -187,29 +187,25 @@ def optimizer_step(
     losses: list[Tensor] = []
     counts: list[Tensor] = []
     found: list[Tensor] = []
-    totals = torch.zeros(5, dtype=torch.float64, device=device)  # loss, tokens, Σ|g_i|², Σ1/b_i, micro-batches
+    totals = torch.zeros(6, dtype=torch.float64, device=device)  # loss, tokens, Σ|g_i|², Σ1/b_i, micro-batches, short
     before = generators(device) if in_backward else None
     with accumulating(parameters, keep=not in_backward) as gradient, products or nullcontext(), noted() as ran_out:
         for batch in window:
             if products is not None:
                 products.begin(batch)
-            objective, loss_D, tokens_D = _objective(model, batch, precision, loss_chunks)
-            weight = (tokens_D * batch.weights_D.double()).sum()
-            gradient.micro_square = torch.zeros((), dtype=torch.float64, device=device)
-            objective.backward()
+            loss_D, tokens_D, sums_5 = _micro_batch(model, batch, precision, loss_chunks, gradient)
             if products is not None:
                 found.append(products.take() / batch.weights_D)  # 0 / 0 is NaN: backward did not see the document
-            losses.append(loss_D.detach())
+            losses.append(loss_D)
             counts.append(tokens_D)
-            one = weight.new_ones(())
-            totals += torch.stack(
-                [objective.detach().double(), weight, gradient.micro_square / weight**2, one / weight, one]
-            )
-    refuse_short(ran_out, parameters, device, all_reduce)
+            totals[:5] += sums_5
+    totals[5] += len(ran_out)
     sums = [] if in_backward else gradient.sums(parameters)
     if all_reduce is not None:
         all_reduce([*sums, totals])
-    loss_sum, tokens, small, inverse, micro = totals.tolist()
+    if ran_out or (all_reduce is not None and totals[5] > 0):
+        raise ShortOfMemoryError(str(ran_out[0]) if ran_out else "memory ran out on another rank")
+    loss_sum, tokens, small, inverse, micro = totals[:5].tolist()
     if in_backward:
         square = gradient.square(parameters)
     else:
@@ -238,6 +234,19 @@ def optimizer_step(
         applied,
         torch.cat(found) if found else None,
     )
+
+
+def _micro_batch(
+    model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int, gradient: Gradient
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (loss_D, tokens_D, what it adds to the window's totals) of a forward and backward pass."""
+    objective, loss_D, tokens_D = _objective(model, batch, precision, loss_chunks)
+    weight = (tokens_D * batch.weights_D.double()).sum()
+    gradient.micro_square = torch.zeros((), dtype=torch.float64, device=weight.device)
+    objective.backward()
+    one = weight.new_ones(())
+    sums_5 = [objective.detach().double(), weight, gradient.micro_square / weight**2, one / weight, one]
+    return loss_D.detach(), tokens_D, torch.stack(sums_5)
 
 
 def _objective(model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,6 +17,7 @@ from data_contracts.method import resolve
 from stages.model.checkpoint import load_checkpoint, merge_adapters
 from stages.model.load import load_model
 from stages.technique.base import Technique
+from stages.technique.frozen import halve_frozen
 from stages.technique.recompute import recompute
 from stages.technique.step import load_moments, optimizer_for
 from stages.train.job import Job
@@ -57,6 +58,7 @@ def prepare(job: Job, device: str) -> Start:
             moments = found.moments
         else:
             model = technique.wrap(_other(model, trainer["technique"], settings))
+    halve_frozen(model, job.plan.precision)
     recompute(model, job.plan.recomputed_blocks)
     peak = job.train.learning_rate or technique.learning_rate
     optimizer = optimizer_for(model, job.train, peak, job.plan.optimizer_states)

@@ -11,6 +11,7 @@ from data_contracts.config import TrainConfig
 from data_contracts.errors import ConfigError, ModelError
 from stages.model.batch import collate
 from stages.technique import states
+from stages.technique.frozen import halve_frozen
 from stages.technique.methods.lora import Lora
 from stages.technique.recompute import blocks_of, recompute
 from stages.technique.states import AdamW8bit
@@ -169,3 +170,20 @@ def test_states_survive_a_snapshot_to_the_bit(optimizer_states):
     for one, states_of in ((model, optimizer), (second, other)):
         optimizer_step(one, states_of, window, clip=1.0)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), second.parameters(), strict=True))
+
+
+def test_frozen_weights_in_bfloat16_give_the_losses_and_weights_that_autocast_gives():
+    halved = [Lora(r=4, dropout=0.2).wrap(wide()) for _ in range(2)]
+    halve_frozen(halved[1], "bfloat16")
+    linear = halved[1].base_model.model.model.layers[0].mlp.up_proj.base_layer.weight
+    assert linear.dtype == torch.bfloat16
+    assert halved[1].get_input_embeddings().weight.dtype == torch.float32
+    for item in trainable(halved[1]).values():
+        assert item.dtype == torch.float32
+    with torch.no_grad():
+        for (_, one), (_, other) in zip(*(trainable(model).items() for model in halved), strict=True):
+            other.copy_(one)
+    assert same(*(trained(model, precision="bfloat16") for model in halved))
+    exact = Lora(r=4).wrap(wide())
+    halve_frozen(exact, "float32")
+    assert {item.dtype for item in exact.parameters()} == {torch.float32}

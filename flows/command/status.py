@@ -19,6 +19,7 @@ from rich.text import Text
 from data_contracts.cost import Cost
 from data_contracts.errors import ArtifactError
 from data_contracts.records import Decision, Promotion, Table, Verdict
+from flows.answers import server_answers
 from flows.command.screen import console, rich_table
 from flows.embedded import starting_server
 from flows.environment import prepare
@@ -67,7 +68,8 @@ def close_lost_flows(home: Path) -> int:
                 return 0
     with starting_server():
         from flows.reconcile import reconcile
-    return len(reconcile())
+    with server_answers():
+        return len(reconcile())
 
 
 def match(runs: list[Any], start: str | None) -> Any:

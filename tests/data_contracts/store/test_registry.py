@@ -78,7 +78,7 @@ def test_an_alias_that_names_something_else_is_left_alone(store: Store) -> None:
 def test_of_two_promotions_that_saw_the_same_champion_one_wins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = (candidate(store, digit) for digit in "abc")
     promote(store, first, None)
-    slow, calls = store.registry(), []
+    slow, calls = store.registry(), list[str]()
     once = store._tracking.once
 
     def interleaved(run: str, key: str, value: str) -> str:

@@ -171,6 +171,15 @@ class Estimator:
         return self._alike and self.pin.layers > AGAIN
 
     def _traces(self, shape: Shape, again: bool) -> tuple[Timeline, Timeline]:
+        if shape.optimizer_states == "8bit" and not shape.update_in_backward:  # its passes are those of float32
+            few, more = self._traces(replace(shape, optimizer_states="float32"), again)
+            if again:
+                return few, more
+            layers = KEPT if self._shallow else self.pin.layers
+            own = trace_step(
+                self.pin, replace(shape, loss_chunks=1), self.train, layers=layers, rows=ROWS[0], device=self.device
+            )
+            return few.with_update(own), more.with_update(own)
         layers = (AGAIN if again else KEPT) if self._shallow else self.pin.layers
         places = tuple(range(layers - 1 if self._shallow else layers)) if again else ()
 

@@ -120,11 +120,13 @@ def measured(pin: ModelPin, shape: Shape, micro: int, accumulation: int, blocks:
     from stages.meter.memory import peak_resident_bytes, reset_peak, resident_bytes
     from stages.model.batch import Row, collate
     from stages.model.load import load_model
+    from stages.technique.frozen import halve_frozen
     from stages.technique.recompute import recompute
     from stages.technique.step import optimizer_for, optimizer_step
 
     torch.manual_seed(0)
     model: Any = shape.technique.wrap(load_model(pin))
+    halve_frozen(model, shape.precision)
     recompute(model, blocks)
     model.train()
     optimizer = optimizer_for(model, TrainConfig(), 1e-4, shape.optimizer_states)

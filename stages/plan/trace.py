@@ -96,8 +96,7 @@ def trace_step(
                 loss_chunks=shape.loss_chunks,
                 in_backward=shape.update_in_backward,
             )
-    largest = max((item.numel() for item in trainable(model).values()), default=0)
-    return watch.timeline(weights, moments, of_blocks, largest)
+    return watch.timeline(weights, moments, of_blocks)
 
 
 def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 The real step runs on fake tensors (shapes without data) under a dispatch mode that follows every storage from birth to
 death, so nothing is modelled: what autograd saves, what a kernel returns, what the optimizer allocates is counted as it
-happens. Each phase is cut where the decoder's blocks begin and end. The scratch of the 8-bit update is known and counted;
-other kernels' own scratch, fragmentation and the process itself are not seen.
+happens. Each phase is cut where the decoder's blocks begin and end. The scratch of the 8-bit update is known and
+counted; other kernels' own scratch, fragmentation and the process itself are not seen.
 """
 
 from __future__ import annotations

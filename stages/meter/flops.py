@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -155,6 +156,35 @@ class FlopModel:
         if self.body_train is not None and deeper.body_train is not None:
             train = line(self.body_train, deeper.body_train)
         return FlopModel(line(self.body, deeper.body), self.head, train, self.head_train)
+
+    @staticmethod
+    def mean(models: Sequence[FlopModel]) -> FlopModel:
+        """Return the mean of models that all were, or all were not, traced for training; not rounded."""
+        count = len(models)
+
+        def middle(parts: Sequence[Polynomial]) -> Polynomial:
+            return tuple(sum(column, Fraction(0)) / count for column in zip(*parts, strict=True))
+
+        trained = [model.body_train for model in models if model.body_train is not None]
+        return FlopModel(
+            middle([model.body for model in models]),
+            sum((model.head for model in models), Fraction(0)) / count,
+            middle(trained) if trained else None,
+            sum((model.head_train for model in models), Fraction(0)) / count,
+        )
+
+    def rounded(self) -> FlopModel:
+        """Return this model with its coefficients rounded up, so that any batch has a whole number of operations."""
+
+        def up(part: Polynomial) -> Polynomial:
+            return tuple(Fraction(math.ceil(c)) for c in part)
+
+        train = None if self.body_train is None else up(self.body_train)
+        return FlopModel(up(self.body), up((self.head,))[0], train, up((self.head_train,))[0])
+
+    def forwards(self, count: int) -> FlopModel:
+        """Return the model of a training that makes `count` forward passes of each batch and no backward pass."""
+        return FlopModel(self.body, self.head, tuple(count * c for c in self.body), count * self.head)
 
 
 def _positions(rows: int, tokens: int, answers: int | None) -> int:

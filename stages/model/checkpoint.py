@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,23 @@ Moments = dict[str, tuple[Tensor, Tensor]]
 
 @dataclass
 class TrainedModel:
-    """A loaded checkpoint: the model (with its adapters), AdamW's two moments by parameter name, and `trainer.json`."""
+    """A loaded checkpoint: the model (with its adapters), Adam's two moments by parameter name, `trainer.json`, and the
+    optimizer's other tensors by name."""
 
     model: Any
     moments: Moments
     trainer: dict[str, Any]
+    state: dict[str, Tensor] = field(default_factory=dict)
 
 
-def save_checkpoint(folder: Path, model: Any, pin: ModelPin, moments: Moments, trainer: dict[str, Any]) -> None:
+def save_checkpoint(
+    folder: Path,
+    model: Any,
+    pin: ModelPin,
+    moments: Moments,
+    trainer: dict[str, Any],
+    state: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write a checkpoint to `folder` (absent or empty), whole or not at all.
 
     Args:
@@ -47,6 +57,7 @@ def save_checkpoint(folder: Path, model: Any, pin: ModelPin, moments: Moments, t
         moments: (exp_avg, exp_avg_sq) by the name that `model.named_parameters()` gives the parameter.
         trainer: technique, step, tokens, learning_rate, updates, beta2, epsilon; plain JSON. The base's digest is
             added.
+        state: the optimizer's other tensors by name.
 
     Raises `ArtifactError` where `folder` already holds something.
     """
@@ -57,7 +68,7 @@ def save_checkpoint(folder: Path, model: Any, pin: ModelPin, moments: Moments, t
     scratch.mkdir(parents=True)
     _write_weights(scratch, model, pin)
     _copy_tokenizer(scratch, pin)
-    stored = {}
+    stored = {name: _held(value) for name, value in (state or {}).items()}
     for name, (first, second) in moments.items():
         stored[FIRST + name], stored[SECOND + name] = _held(first), _held(second)
     save_file(stored, scratch / OPTIMIZER)
@@ -93,8 +104,8 @@ def load_checkpoint(
         model.requires_grad_(trainable)
     stored = _load(folder / OPTIMIZER, device)
     names = [name.removeprefix(FIRST) for name in stored if name.startswith(FIRST)]
-    moments = {name: (stored[FIRST + name], stored[SECOND + name]) for name in names}
-    return TrainedModel(model, moments, trainer)
+    moments = {name: (stored.pop(FIRST + name), stored.pop(SECOND + name)) for name in names}
+    return TrainedModel(model, moments, trainer, stored)
 
 
 def load_merged(folder: Path | None, pin: ModelPin, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:

@@ -1,4 +1,4 @@
-"""Peak bytes of any number of rows at the model's full depth, from four traces of a shallow one.
+"""Peak bytes of any number of rows at the model's full depth, from four traces of shallow ones.
 
 Every operator of a step holds bytes that are linear in the rows and, at a given place in the first or last layer,
 linear in the depth; so each operator is extrapolated by itself and the maximum is taken last. (Extrapolating the peak
@@ -19,11 +19,9 @@ from data_contracts.records import ModelPin
 from stages.gradients.passes import FORMED_BYTES
 from stages.meter.flops import FlopModel
 from stages.model.load import empty_model
-from stages.plan.timeline import PHASES, Timeline
+from stages.plan.timeline import UPDATE, Timeline, phase_of
 from stages.plan.trace import Shape, trace_flops, trace_step
 
-SHALLOW = (1, 2)
-"""Depths traced; a model of at most two layers is traced as it is."""
 ROWS = (2, 3)
 """Rows traced; with one, kernels may skip a copy that two need."""
 PROCESS_BYTES = {"cpu": 640 * 2**20, "cuda": 640 * 2**20}
@@ -70,7 +68,7 @@ class Estimator:
         With one micro-batch no phase meets gradients of an earlier one, and the phases named "again" are left out.
         """
         traces = self._traced(shape)
-        depths = self._depths()
+        depths = self._depths(shape)
         steps = (self.pin.layers - depths[0]) / (depths[1] - depths[0]) if len(depths) > 1 else 0.0
         extra = (micro_batch - ROWS[0]) / (ROWS[1] - ROWS[0])
 
@@ -82,25 +80,30 @@ class Estimator:
             values = [along_rows(depth, name, what) for depth in range(len(depths))]
             if len(values) == 1:
                 return values[0]
-            if name == "update":  # loops over parameters, not layers: the largest one's temporaries on all gradients
+            if (
+                phase_of(name) == UPDATE
+            ):  # loops over parameters, not layers: the largest one's temporaries on all gradients
                 return np.array([_line([float(item.max()) for item in values], steps)])
             return _deepen(traces[0][0].ops[name], traces[1][0].ops[name], values[0], values[1], steps)
 
-        held = {}
-        for name in PHASES:
-            if accumulation == 1 and name.endswith("again"):
+        held: dict[str, PhaseBytes] = {}
+        for name in traces[0][0].ops:
+            phase = phase_of(name)
+            if accumulation == 1 and phase.endswith("again"):
                 continue
             live = at_full_depth(name, "live")
             waiting = at_full_depth(name, "gradients")
             at = int(np.argmax(live))
             moments = _line([trace[0].moments for trace in traces], steps)
-            held[name] = PhaseBytes(
+            found = PhaseBytes(
                 weights=_line([trace[0].weights for trace in traces], steps),
                 moments=moments + (moments // 2 + FORMED_BYTES if self.train.influence else 0),
                 gradients=round(waiting[at]),
                 activations=round(live[at]) - round(waiting[at]),
                 process=PROCESS_BYTES[self.device],
             )
+            if phase not in held or found.total > held[phase].total:
+                held[phase] = found
         return held
 
     def scoring(self, shape: Shape, trainable: int) -> dict[str, int]:
@@ -111,7 +114,7 @@ class Estimator:
         """
         phases = self.phases(replace(shape, checkpoint_activations=False, packed=False), 1, 1)
         weights, process = phases["forward"].weights, phases["forward"].process
-        activations = max(phases[name].activations for name in ("forward", "backward"))
+        activations = max(phases[name].activations for name in ("forward", "backward") if name in phases)
         moved = 4 * trainable
         return {
             "backward": process + weights + moved + activations,
@@ -120,24 +123,25 @@ class Estimator:
 
     def flops(self, shape: Shape) -> FlopModel:
         """Return the operations of a forward and of a training pass."""
-        depths = self._depths()
+        depths = self._depths(shape)
         first = trace_flops(self.pin, shape, layers=depths[0], device=self.device)
         if len(depths) == 1:
-            return first
+            return first.rounded()
         second = trace_flops(self.pin, shape, layers=depths[1], device=self.device)
-        return first.deepened(second, self.pin.layers - depths[0])
+        return first.deepened(second, self.pin.layers - depths[0]).rounded()
 
-    def _depths(self) -> tuple[int, ...]:
+    def _depths(self, shape: Shape) -> tuple[int, ...]:
         if self._alike is None:
             self._alike = _layers_alike(self.pin)
-        return SHALLOW if self._alike and self.pin.layers > SHALLOW[-1] else (self.pin.layers,)
+        shallow = shape.technique.shallow
+        return shallow if self._alike and self.pin.layers > shallow[-1] else (self.pin.layers,)
 
     def _traced(self, shape: Shape) -> list[list[Timeline]]:
         """Return traces by depth, then by rows."""
         if shape not in self._traces:
             traces = [
                 [trace_step(self.pin, shape, self.train, layers=depth, rows=rows, device=self.device) for rows in ROWS]
-                for depth in self._depths()
+                for depth in self._depths(shape)
             ]
             for few, more in traces:
                 if few.ops != more.ops:

@@ -16,19 +16,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-PHASES = ("forward", "backward", "forward again", "backward again", "update")
-"""Of a window of two micro-batches: the second meets the gradients that the first has left."""
+UPDATE = "update"
+"""The phases are `forward`, `backward`, both `again` where they meet gradients that an earlier micro-batch left, and
+`update`. A phase may come in several parts, numbered: `forward`, `forward 2`, …; each runs every layer once."""
 
 _READ = torch.ops.aten._local_scalar_dense.default
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Bytes held after each operator, by phase.
+    """Bytes held after each operator, by part of a phase in the order they ran.
 
     `ops[p]`, `live[p]` and `gradients[p]` are alike in length: the operators' names, all bytes held beyond weights and
     moments, and those of them that are gradients waiting for the update.
@@ -41,19 +43,24 @@ class Timeline:
     gradients: dict[str, np.ndarray]
 
 
+def phase_of(part: str) -> str:
+    """Return the phase that a part belongs to."""
+    return part.rstrip("0123456789 ")
+
+
 class StorageWatch(TorchDispatchMode):
     """Follow storages while a step runs; use as a context around it, inside a FakeTensorMode."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.phase = 0
+        self.parts = ["forward"]
         self._held = 0
         self._seen = WeakIdKeyDictionary()
-        self._births: dict[int, tuple[int, int, int]] = {}  # storage number -> (phase, operator, bytes)
+        self._births: dict[int, tuple[int, int, int]] = {}  # storage number -> (part, operator, bytes)
         self._ends: dict[int, weakref.ref[Any]] = {}
         self._number = 0
-        self._ops: list[list[str]] = [[] for _ in PHASES]
-        self._live: list[list[int]] = [[] for _ in PHASES]
+        self._ops: list[list[str]] = [[]]
+        self._live: list[list[int]] = [[]]
         self._waiting: list[tuple[int, int, int]] = []
 
     def own(self, tensors: Iterable[Tensor]) -> int:
@@ -68,19 +75,32 @@ class StorageWatch(TorchDispatchMode):
 
     @contextmanager
     def following(self, decoder: torch.nn.Module) -> Iterator[None]:
-        """Watch the step inside; each call of `decoder` starts a micro-batch."""
+        """Watch the step inside; each call of `decoder` starts a pass, each call of an optimizer the update."""
         calls = 0
 
         def start(*_: Any) -> None:
             nonlocal calls
-            self.phase, calls = 2 * calls, calls + 1
+            calls += 1
+            if calls > 1:
+                self._begin("forward again" if any(name.startswith("backward") for name in self.parts) else "forward")
 
-        handle = decoder.register_forward_pre_hook(start)
+        def update(*_: Any) -> None:
+            if not self.parts[-1].startswith(UPDATE):
+                self._begin(UPDATE)
+
+        handles = [decoder.register_forward_pre_hook(start), register_optimizer_step_pre_hook(update)]
         try:
             with self:
                 yield
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
+
+    def _begin(self, phase: str) -> None:
+        before = sum(phase_of(name) == phase for name in self.parts)
+        self.parts.append(f"{phase} {before + 1}" if before else phase)
+        self._ops.append([])
+        self._live.append([])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _READ:  # a norm or a loss that is asked for its value: fake tensors have none, and any will do
@@ -90,16 +110,17 @@ class StorageWatch(TorchDispatchMode):
         for item in tree_leaves(out):
             if isinstance(item, Tensor):
                 self._see(item)
-        self._ops[self.phase].append(str(func))
-        self._live[self.phase].append(self._held)
+        self._ops[-1].append(str(func))
+        self._live[-1].append(self._held)
         return out
 
     def _move(self, in_backward: bool) -> None:
-        if in_backward and self.phase in (0, 2):
-            self.phase += 1
-        elif not in_backward and self.phase == 3:
-            self.phase = 4
-            self._waiting = [birth for birth in self._births.values() if birth[0] in (1, 3)]
+        now = self.parts[-1]
+        if in_backward and now.startswith("forward"):
+            self._begin("backward again" if "again" in now else "backward")
+        elif not in_backward and now.startswith("backward again"):
+            self._begin(UPDATE)
+            self._waiting = [birth for birth in self._births.values() if self.parts[birth[0]].startswith("backward")]
 
     def _see(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -109,7 +130,7 @@ class StorageWatch(TorchDispatchMode):
         size, number = storage.nbytes(), self._number
         self._number += 1
         self._held += size
-        self._births[number] = (self.phase, len(self._ops[self.phase]), size)
+        self._births[number] = (len(self.parts) - 1, len(self._ops[-1]), size)
         self._ends[number] = weakref.ref(storage, lambda _: self._free(number))
 
     def _free(self, number: int) -> None:
@@ -119,12 +140,12 @@ class StorageWatch(TorchDispatchMode):
     def timeline(self, weights: int, moments: int) -> Timeline:
         """Return what was seen."""
         live, gradients, before = {}, {}, 0
-        for number, name in enumerate(PHASES):
+        for number, name in enumerate(self.parts):
             values = np.asarray(self._live[number], dtype=np.int64)
             born = np.zeros(len(values), dtype=np.int64)
-            for phase, at, size in self._waiting:
-                if phase == number and at < len(born):
+            for part, at, size in self._waiting:
+                if part == number and at < len(born):
                     born[at] += size
             live[name], gradients[name] = values, before + np.cumsum(born)
             before = int(gradients[name][-1]) if len(born) else before
-        return Timeline(weights, moments, dict(zip(PHASES, self._ops, strict=True)), live, gradients)
+        return Timeline(weights, moments, dict(zip(self.parts, self._ops, strict=True)), live, gradients)

@@ -25,7 +25,6 @@ from stages.model.loss import plain
 from stages.model.packing import collate_packed
 from stages.plan.timeline import StorageWatch, Timeline
 from stages.technique.base import Technique
-from stages.technique.step import load_moments, optimizer_for, optimizer_step, trainable
 
 
 @dataclass(frozen=True)
@@ -51,26 +50,26 @@ def trace_step(pin: ModelPin, shape: Shape, train: TrainConfig, *, layers: int, 
     batch = _fake_batch(shape, rows, device, mode)
     watch = StorageWatch()
     with mode, plain_positions():
-        optimizer = optimizer_for(model, train, 1e-3)
-        chosen = trainable(model)
-        zeros = {name: (torch.zeros_like(item), torch.zeros_like(item)) for name, item in chosen.items()}
-        load_moments(optimizer, model, zeros, 1)
+        optimizer = shape.technique.optimizer(model, train, 1e-3, 0)
+        moments = watch.own(optimizer.stand())
         weights = watch.own([*model.parameters(), *model.buffers()])
-        moments = watch.own(item for state in optimizer.state.values() for item in state.values())
-        del zeros
         watch.own(_tensors(batch))
         with watch.following(plain(model).base_model):
-            optimizer_step(model, optimizer, [batch, batch], clip=train.clip, precision=shape.precision)
+            optimizer.step([batch, batch], 1e-3, clip=train.clip, precision=shape.precision)
     return watch.timeline(weights, moments)
 
 
 @lru_cache(maxsize=16)
 def trace_flops(pin: ModelPin, shape: Shape, *, layers: int, device: str) -> FlopModel:
-    """Return the operations of training a model of `layers` layers in this way."""
+    """Return the operations of training a model of `layers` layers in this way, a window's mean over a long training.
+
+    The mean is not rounded: it is linear in depth as it is.
+    """
     mode = FakeTensorMode()
     model = fake_model(pin, shape, layers=layers, device=device, mode=mode)
     with mode:
-        return FlopModel.trace(model, train=True)
+        optimizer = shape.technique.optimizer(model, TrainConfig(), 1e-3, 0)
+        return FlopModel.mean([optimizer.price(window) for window in optimizer.cycle()])
 
 
 def fake_model(pin: ModelPin, shape: Shape, *, layers: int, device: str, mode: FakeTensorMode) -> Any:

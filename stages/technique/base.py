@@ -8,7 +8,7 @@ name the family.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from data_contracts.method import Method
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from data_contracts.config import TrainConfig
     from stages.technique.optimizer import Optimizer
+
+Order = Literal["random", "ascending", "descending"]
+"""Of blocks that train one after another, in a cycle through all."""
 
 
 class Technique(Method):

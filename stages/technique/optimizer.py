@@ -1,8 +1,8 @@
 """How a technique takes a window: what it keeps between windows, and which weights a window may move.
 
 `train` steps it, snapshots and checkpoints keep its state, `plan` traces and prices the same object. `Adam` is the
-plain form: AdamW over everything that trains, always. Whoever resumes restores the optimizer first and the weights after
-it, because its state may decide which tensors hold the weights.
+plain form: AdamW over everything that trains, always. Whoever resumes restores the optimizer first and the weights
+after it, because its state may decide which tensors hold the weights.
 """
 
 from __future__ import annotations

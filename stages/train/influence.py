@@ -84,8 +84,8 @@ class Influence:
     def make(self, optimizer: Optimizer, group: Group, precision: str) -> None:
         """Make the direction of the weights and moments as they are; leaves the model in evaluation mode.
 
-        One forward and backward pass over the target, shared by the ranks. It has made an update at least. Raises `InputError`
-        where a target row has no token to predict.
+        One forward and backward pass over the target, shared by the ranks; the optimizer has updates behind it. Raises
+        `InputError` where a target row has no token to predict.
         """
         self.products = None  # not held twice
         self._model.eval()

@@ -1,0 +1,67 @@
+"""What holds for every technique: resume to the bit, prices as counted, memory as traced at full size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from data_contracts.config import TrainConfig
+from stages.meter.flops import FlopCounter
+from stages.plan.estimate import Estimator
+from stages.plan.trace import Shape, trace_flops, trace_step
+from tests.stages.technique.setting import life, pinned, started, technique, windows
+
+SETTINGS = [
+    {"method": "full"},
+    {"method": "lora", "r": 2},
+    {"method": "badam", "block_steps": 3},
+    {"method": "badam", "block_steps": 2, "order": "descending"},
+]
+NAMES = ["-".join(map(str, item.values())) for item in SETTINGS]
+
+
+@pytest.fixture(scope="module")
+def pin(tmp_path_factory):
+    return pinned(tmp_path_factory.mktemp("models") / "three", 3)
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    return pinned(tmp_path_factory.mktemp("models") / "four", 4)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
+def test_a_life_interrupted_after_any_window_ends_in_the_same_bytes(pin, tmp_path, settings):
+    method = technique(**settings)
+    whole = life(method, pin, 7, killed_after=None, folder=tmp_path)
+    for after in (1, 3, 4):  # before, at and behind a change of block
+        again = life(method, pin, 7, killed_after=after, folder=tmp_path / str(after))
+        assert again.plain() == whole.plain()
+        for one, other in ((whole.weights(), again.weights()), (whole.tensors(), again.tensors())):
+            assert set(one) == set(other)
+            assert all(torch.equal(one[name], other[name]) for name in one)
+        state, expected = again.model.state_dict(), whole.model.state_dict()
+        assert all(torch.equal(expected[name], state[name]) for name in expected)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
+def test_a_window_takes_the_operations_that_its_price_says(pin, settings):
+    optimizer = started(technique(**settings), pin)
+    for number, window in enumerate(windows(5)):
+        price = optimizer.price(number)
+        with FlopCounter() as counter:
+            optimizer.step(window, 1e-3, clip=1.0)
+        expected = sum(price.train(*batch.shape, len(batch.answers.label_N)) for batch in window)
+        assert counter.total == expected, number
+
+
+@pytest.mark.parametrize("settings", SETTINGS[2:3], ids=NAMES[2:3])
+def test_bytes_and_operations_extrapolated_over_depth_and_rows_are_those_at_full_size(deep, settings):
+    shape = Shape(technique(**settings), "float32", False, 24, 10, False)
+    estimator = Estimator(deep, TrainConfig(), "cpu")
+    found = estimator.phases(shape, 5, 2)
+    whole = trace_step(deep, shape, TrainConfig(), layers=4, rows=5, device="cpu")
+    highest = max(int(values.max()) for values in whole.live.values())
+    assert max(item.total - item.process for item in found.values()) == whole.weights + whole.moments + highest
+    exact = trace_flops(deep, shape, layers=4, device="cpu").rounded()
+    assert estimator.flops(shape).train(2, 24, 9) == exact.train(2, 24, 9)

@@ -44,10 +44,15 @@ def _int_mm(one: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int
     return 2 * one[0] * one[1] * other[1]
 
 
+def _addmm(into: Sequence[int], one: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
+    return _int_mm(one, other)
+
+
 FORMULAS: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _sdpa,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _sdpa_backward,
     torch.ops.aten._int_mm: _int_mm,
+    torch.ops.aten.addmm_: _addmm,
 }
 """Operators that torch 2.13 runs but does not count: packets to formulas over shapes."""
 
@@ -104,12 +109,15 @@ class FlopModel:
 
     `body` and `body_train` hold the coefficients 1, T, T² of one row of padded length T; `head` and `head_train` the
     operations of one position that goes through the output head. `body_train` is None where only forward was traced.
+    Training may do more whatever the rows: `batch` once a micro-batch, `update` once a window; see `beside`.
     """
 
     body: Polynomial
     head: Fraction
     body_train: Polynomial | None = None
     head_train: Fraction = Fraction(0)
+    batch: Fraction = Fraction(0)
+    update: Fraction = Fraction(0)
 
     @classmethod
     def trace(cls, model: Any, *, train: bool) -> FlopModel:
@@ -146,6 +154,10 @@ class FlopModel:
         head = self.head_train + (self.head if chunked else 0)
         return _whole(rows * _evaluate(self.body_train, tokens) + positions * head)
 
+    def beside(self, batches: int, windows: int) -> int:
+        """Return the operations of training on so many micro-batches in so many windows that `train` leaves out."""
+        return _whole(batches * self.batch + windows * self.update)
+
     def deepened(self, deeper: FlopModel, steps: int) -> FlopModel:
         """Return this model with `steps` times the difference to `deeper` added: exact where layers are alike."""
 
@@ -155,7 +167,8 @@ class FlopModel:
         train = None
         if self.body_train is not None and deeper.body_train is not None:
             train = line(self.body_train, deeper.body_train)
-        return FlopModel(line(self.body, deeper.body), self.head, train, self.head_train)
+        batch, update = line((self.batch, self.update), (deeper.batch, deeper.update))
+        return FlopModel(line(self.body, deeper.body), self.head, train, self.head_train, batch, update)
 
     @staticmethod
     def mean(models: Sequence[FlopModel]) -> FlopModel:
@@ -171,6 +184,7 @@ class FlopModel:
             sum((model.head for model in models), Fraction(0)) / count,
             middle(trained) if trained else None,
             sum((model.head_train for model in models), Fraction(0)) / count,
+            *middle([(model.batch, model.update) for model in models]),
         )
 
     def rounded(self) -> FlopModel:
@@ -180,7 +194,8 @@ class FlopModel:
             return tuple(Fraction(math.ceil(c)) for c in part)
 
         train = None if self.body_train is None else up(self.body_train)
-        return FlopModel(up(self.body), up((self.head,))[0], train, up((self.head_train,))[0])
+        head, head_train, batch, update = up((self.head, self.head_train, self.batch, self.update))
+        return FlopModel(up(self.body), head, train, head_train, batch, update)
 
     def forwards(self, count: int) -> FlopModel:
         """Return the model of a training that makes `count` forward passes of each batch and no backward pass."""

@@ -172,6 +172,11 @@ def _deepen(shallow: list[str], deep: list[str], low: np.ndarray, high: np.ndarr
             f"{len(shallow) - start - end} of {len(shallow)} operators have no counterpart",
             "use a model with layers that are alike",
         )
+    if start + end - len(shallow) >= 2 * (len(deep) - len(shallow)) > 0:
+        # a first and a last layer of their own: each is counted from its side alone, or a first layer that holds less
+        # than the next would be taken for a slope
+        start = (start + len(shallow) - end) // 2
+        end = len(shallow) - start
     head = low[:start] + steps * (high[:start] - low[:start])
     tail = low[len(low) - end :] + steps * (high[len(high) - end :] - low[len(low) - end :])
     return np.concatenate([head, tail])

@@ -132,6 +132,8 @@ def _plan(
     lengths, answers = rows.lengths[: rows.pool], rows.answers[: rows.pool]
     tokens = int(lengths.sum())
     train = sum(flops.train(1, int(n), int(a)) for n, a in zip(lengths, answers, strict=True))
+    batches = math.ceil(rows.pool / chosen.micro_batch)
+    train += flops.beside(batches, math.ceil(batches / (chosen.accumulation * max(1, config.train.workers))))
     forward = sum(flops.forward(1, int(n), int(a)) for n, a in zip(lengths, answers, strict=True))
     technique = chosen.shape.technique
     return Plan(

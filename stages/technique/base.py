@@ -34,7 +34,8 @@ class Technique(Method):
     """Whether the same parameters train at every window, all by backward passes: what reads gradients in training
     (`train.influence`) needs that."""
     shallow: ClassVar[tuple[int, int]] = (1, 2)
-    """Least depths of which the deeper has one layer more, and that one like any other's: a plan is traced at both."""
+    """Least depths of which the deeper has one layer more, and that one like any other: a plan is traced at both. Where
+    no activations are kept, a first layer holds less than others (its input is the embedding): two are the least."""
 
     def wrap(self, model: PreTrainedModel) -> nn.Module:
         """Return `model` ready to train: exactly the parameters that train have `requires_grad`.

@@ -45,7 +45,8 @@ class Windows:
         """Return the operations of one step's forward and backward passes, padding included."""
         window, layout = self.layout(step)
         answers, meter = self.examples.answers[window], price(step)
-        return sum(meter.train(len(micro.rows), micro.padded, int(answers[micro.places].sum())) for micro in layout)
+        passes = sum(meter.train(len(micro.rows), micro.padded, int(answers[micro.places].sum())) for micro in layout)
+        return passes + meter.beside(len(layout), 1)
 
     def rest_flops(self, price: Price, start: int, stop: int) -> int:
         """Return the operations of steps `start` up to `stop`."""

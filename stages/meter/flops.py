@@ -109,7 +109,8 @@ class FlopModel:
 
     `body` and `body_train` hold the coefficients 1, T, T² of one row of padded length T; `head` and `head_train` the
     operations of one position that goes through the output head. `body_train` is None where only forward was traced.
-    Training may do more whatever the rows: `batch` once a micro-batch, `update` once a window; see `beside`.
+    Training may do more whatever the rows: `batch` once a micro-batch, `update` once a window; see `beside`. Rows of
+    more than `forward_above` padded tokens are trained by two forward passes alone.
     """
 
     body: Polynomial
@@ -118,6 +119,7 @@ class FlopModel:
     head_train: Fraction = Fraction(0)
     batch: Fraction = Fraction(0)
     update: Fraction = Fraction(0)
+    forward_above: int | None = None
 
     @classmethod
     def trace(cls, model: Any, *, train: bool) -> FlopModel:
@@ -150,6 +152,8 @@ class FlopModel:
         """
         if self.body_train is None:
             raise ModelError("a FLOP model traced with train=True", "it knows forward only", "trace it for training")
+        if self.forward_above is not None and tokens > self.forward_above:
+            return 2 * self.forward(rows, tokens, answers)
         positions = _positions(rows, tokens, answers)
         head = self.head_train + (self.head if chunked else 0)
         return _whole(rows * _evaluate(self.body_train, tokens) + positions * head)
@@ -168,7 +172,9 @@ class FlopModel:
         if self.body_train is not None and deeper.body_train is not None:
             train = line(self.body_train, deeper.body_train)
         batch, update = line((self.batch, self.update), (deeper.batch, deeper.update))
-        return FlopModel(line(self.body, deeper.body), self.head, train, self.head_train, batch, update)
+        return FlopModel(
+            line(self.body, deeper.body), self.head, train, self.head_train, batch, update, self.forward_above
+        )
 
     @staticmethod
     def mean(models: Sequence[FlopModel]) -> FlopModel:
@@ -179,12 +185,15 @@ class FlopModel:
             return tuple(sum(column, Fraction(0)) / count for column in zip(*parts, strict=True))
 
         trained = [model.body_train for model in models if model.body_train is not None]
+        batch, update = middle([(model.batch, model.update) for model in models])
         return FlopModel(
             middle([model.body for model in models]),
             sum((model.head for model in models), Fraction(0)) / count,
             middle(trained) if trained else None,
             sum((model.head_train for model in models), Fraction(0)) / count,
-            *middle([(model.batch, model.update) for model in models]),
+            batch,
+            update,
+            models[0].forward_above,
         )
 
     def rounded(self) -> FlopModel:
@@ -195,7 +204,7 @@ class FlopModel:
 
         train = None if self.body_train is None else up(self.body_train)
         head, head_train, batch, update = up((self.head, self.head_train, self.batch, self.update))
-        return FlopModel(up(self.body), head, train, head_train, batch, update)
+        return FlopModel(up(self.body), head, train, head_train, batch, update, self.forward_above)
 
     def forwards(self, count: int) -> FlopModel:
         """Return the model of a training that makes `count` forward passes of each batch and no backward pass."""

@@ -8,7 +8,7 @@ itself fails where it moves from one phase to another.) The layers between lie b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -67,6 +67,17 @@ class Estimator:
 
         With one micro-batch no phase meets gradients of an earlier one, and the phases named "again" are left out.
         """
+        lengths = shape.technique.traced_lengths(shape.row_tokens)
+        shapes = [replace(shape, row_tokens=length, answers=min(shape.answers, length)) for length in lengths]
+        held: dict[str, PhaseBytes] = {}
+        for each in shapes:
+            for phase, found in self._phases(each, micro_batch, accumulation):
+                if phase not in held or found.total > held[phase].total:
+                    held[phase] = found
+        return held
+
+    def _phases(self, shape: Shape, micro_batch: int, accumulation: int) -> Iterator[tuple[str, PhaseBytes]]:
+        """Yield each part of the step of rows of one length: its phase and what it holds."""
         traces = self._traced(shape)
         depths = self._depths(shape)
         steps = (self.pin.layers - depths[0]) / (depths[1] - depths[0]) if len(depths) > 1 else 0.0
@@ -86,7 +97,6 @@ class Estimator:
                 return np.array([_line([float(item.max()) for item in values], steps)])
             return _deepen(traces[0][0].ops[name], traces[1][0].ops[name], values[0], values[1], steps)
 
-        held: dict[str, PhaseBytes] = {}
         for name in traces[0][0].ops:
             phase = phase_of(name)
             if accumulation == 1 and phase.endswith("again"):
@@ -95,16 +105,16 @@ class Estimator:
             waiting = at_full_depth(name, "gradients")
             at = int(np.argmax(live))
             moments = _line([trace[0].moments for trace in traces], steps)
-            found = PhaseBytes(
-                weights=_line([trace[0].weights for trace in traces], steps),
-                moments=moments + (moments // 2 + FORMED_BYTES if self.train.influence else 0),
-                gradients=round(waiting[at]),
-                activations=round(live[at]) - round(waiting[at]),
-                process=PROCESS_BYTES[self.device],
+            yield (
+                phase,
+                PhaseBytes(
+                    weights=_line([trace[0].weights for trace in traces], steps),
+                    moments=moments + (moments // 2 + FORMED_BYTES if self.train.influence else 0),
+                    gradients=round(waiting[at]),
+                    activations=round(live[at]) - round(waiting[at]),
+                    process=PROCESS_BYTES[self.device],
+                ),
             )
-            if phase not in held or found.total > held[phase].total:
-                held[phase] = found
-        return held
 
     def scoring(self, shape: Shape, trainable: int) -> dict[str, int]:
         """Return the bytes of influence of one row on one target group, by form.

@@ -33,6 +33,8 @@ class Technique(Method):
     steady: ClassVar[bool] = True
     """Whether the same parameters train at every window, all by backward passes: what reads gradients in training
     (`train.influence`) needs that."""
+    packs: ClassVar[bool] = False
+    """Whether `wrap` makes a model smaller: it is then wrapped in main memory and put on its device afterwards."""
     shallow: ClassVar[tuple[int, int]] = (1, 2)
     """Least depths of which the deeper has one layer more, and that one like any other: a plan is traced at both. Where
     no activations are kept, a first layer holds less than others (its input is the embedding): two are the least."""
@@ -57,6 +59,10 @@ class Technique(Method):
         from stages.technique.optimizer import Adam
 
         return Adam(model, train, learning_rate)
+
+    def traced_lengths(self, longest: int) -> tuple[int, ...]:
+        """Return the row lengths, at most `longest`, whose dearest is the dearest of all."""
+        return (longest,)
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return one plain model that computes what the trained `model` computes; `model` is used up."""

@@ -33,11 +33,15 @@ if TYPE_CHECKING:
     from data_contracts.config import TrainConfig
 
 
+def generator(device: torch.device, *names: object) -> torch.Generator:
+    """Return a generator whose draws `names` alone decide."""
+    digest = hashlib.blake2b("\n".join(map(str, names)).encode(), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
 def drawn(shape: Sequence[int], like: Tensor, *names: object) -> Tensor:
     """Return a standard normal tensor that `names` alone decide, on the device and in the dtype of `like`."""
-    digest = hashlib.blake2b("\n".join(map(str, names)).encode(), digest_size=8).digest()
-    generator = torch.Generator(like.device).manual_seed(int.from_bytes(digest, "big") >> 1)
-    return torch.randn(shape, generator=generator, device=like.device, dtype=like.dtype)
+    return torch.randn(shape, generator=generator(like.device, *names), device=like.device, dtype=like.dtype)
 
 
 class Along(torch.optim.Optimizer):

@@ -50,12 +50,13 @@ def prepare(job: Job, device: str) -> Start:
         )
     settings = {"method": type(technique).name(), **technique.model_dump(mode="json")}
     torch.manual_seed(job.torch_seed)
+    place = "cpu" if technique.packs else device
     found, trainer = None, dict[str, Any]()
     model: Any
     if job.places.checkpoint is None:
-        model = technique.wrap(load_model(job.pin, device=device))
+        model = technique.wrap(load_model(job.pin, device=place))
     else:
-        found = load_checkpoint(Path(job.places.checkpoint), job.pin, device=device)
+        found = load_checkpoint(Path(job.places.checkpoint), job.pin, device=place)
         model, trainer = found.model, found.trainer
         same = trainer["technique"] == settings
         if not same:
@@ -63,6 +64,7 @@ def prepare(job: Job, device: str) -> Start:
         if not hasattr(model, "peft_config"):
             model = technique.wrap(model)
         found = found if same else None
+    model.to(device)
     if job.plan.checkpoint_activations:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     peak = job.train.learning_rate or technique.learning_rate

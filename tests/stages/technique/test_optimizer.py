@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -19,8 +22,13 @@ SETTINGS = [
     {"method": "mezo"},
     {"method": "lozo", "interval": 2},
     {"method": "lozo", "interval": 3, "momentum": 0.9},
+    {"method": "qlora", "r": 2},
+    {"method": "hybrid", "block_steps": 3},
+    {"method": "hybrid", "block_steps": 2, "bits": 4, "long_tokens": 14, "order": "ascending"},
 ]
-DEEP = [SETTINGS[2], SETTINGS[4], SETTINGS[6]]
+DEEP = [SETTINGS[2], SETTINGS[4], SETTINGS[6], SETTINGS[7], SETTINGS[9]]
+if find_spec("bitsandbytes") is None:
+    SETTINGS = [item for item in SETTINGS if item["method"] != "qlora"]
 NAMES = ["-".join(map(str, item.values())) for item in SETTINGS]
 
 
@@ -64,9 +72,13 @@ def test_bytes_and_operations_extrapolated_over_depth_and_rows_are_those_at_full
     shape = Shape(technique(**settings), "float32", False, 24, 10, False)
     estimator = Estimator(deep, TrainConfig(), "cpu")
     found = estimator.phases(shape, 5, 2)
-    whole = trace_step(deep, shape, TrainConfig(), layers=4, rows=5, device="cpu")
-    highest = max(int(values.max()) for values in whole.live.values())
-    assert max(item.total - item.process for item in found.values()) == whole.weights + whole.moments + highest
+    highest = 0
+    for length in shape.technique.traced_lengths(24):
+        each = replace(shape, row_tokens=length)
+        whole = trace_step(deep, each, TrainConfig(), layers=4, rows=5, device="cpu")
+        live = max(int(values.max()) for values in whole.live.values())
+        highest = max(highest, whole.weights + whole.moments + live)
+    assert max(item.total - item.process for item in found.values()) == highest
     exact = trace_flops(deep, shape, layers=4, device="cpu").rounded()
     assert estimator.flops(shape).train(2, 24, 9) == exact.train(2, 24, 9)
     assert estimator.flops(shape).beside(2, 1) == exact.beside(2, 1)

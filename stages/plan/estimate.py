@@ -143,7 +143,7 @@ class Estimator:
     def _depths(self, shape: Shape) -> tuple[int, ...]:
         if self._alike is None:
             self._alike = _layers_alike(self.pin)
-        shallow = shape.technique.shallow
+        shallow = shape.technique.traced_depths()
         return shallow if self._alike and self.pin.layers > shallow[-1] else (self.pin.layers,)
 
     def _traced(self, shape: Shape) -> list[list[Timeline]]:

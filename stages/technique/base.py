@@ -31,13 +31,10 @@ class Technique(Method):
     learning_rate: ClassVar[float]
     """Peak learning rate where the configuration gives none."""
     steady: ClassVar[bool] = True
-    """Whether the same parameters train at every window, all by backward passes: what reads gradients in training
-    (`train.influence`) needs that."""
+    """Whether the same parameters train at every window, all by backward passes and with Adam's two moments: what reads
+    gradients in training (`train.influence`) needs that."""
     packs: ClassVar[bool] = False
     """Whether `wrap` makes a model smaller: it is then wrapped in main memory and put on its device afterwards."""
-    shallow: ClassVar[tuple[int, int]] = (1, 2)
-    """Least depths of which the deeper has one layer more, and that one like any other: a plan is traced at both. Where
-    no activations are kept, a first layer holds less than others (its input is the embedding): two are the least."""
 
     def wrap(self, model: PreTrainedModel) -> nn.Module:
         """Return `model` ready to train: exactly the parameters that train have `requires_grad`.
@@ -59,6 +56,14 @@ class Technique(Method):
         from stages.technique.optimizer import Adam
 
         return Adam(model, train, learning_rate)
+
+    def traced_depths(self) -> tuple[int, int]:
+        """Return the least depths of which the deeper has one layer more, and that one like any other.
+
+        A plan is traced at both. Where no activations are kept a first layer holds less than others, whose input is not
+        the embedding: two layers are the least.
+        """
+        return (1, 2)
 
     def traced_lengths(self, longest: int) -> tuple[int, ...]:
         """Return the row lengths, at most `longest`, whose dearest is the dearest of all."""

@@ -44,8 +44,8 @@ def prepare(job: Job, device: str) -> Start:
     technique = resolve(Technique, job.plan.technique, "plan.technique")
     if job.train.influence and not technique.steady:
         raise ConfigError(
-            "`train.influence` goes with a technique whose trained parameters stay the same",
-            f"{type(technique).name()} trains others from window to window, or without a backward pass",
+            "`train.influence` goes with a technique of backward passes, the same parameters and Adam's own moments",
+            f"{type(technique).name()} is another",
             "unset `train.influence`, or use `full` or `lora`",
         )
     settings = {"method": type(technique).name(), **technique.model_dump(mode="json")}

@@ -31,7 +31,6 @@ class Badam(Technique):
 
     learning_rate: ClassVar[float] = 1e-5
     steady: ClassVar[bool] = False
-    shallow: ClassVar[tuple[int, int]] = (2, 3)
 
     block_steps: int = Field(50, ge=1, le=100_000, description="Optimizer steps that a layer trains at a time (K).")
     order: Order = Field("random", description="Of the layers in a cycle; random draws a new one each time.")
@@ -46,6 +45,10 @@ class Badam(Technique):
 
         blocks = layer_blocks(model)
         return BlockAdam(model, blocks, Schedule(len(blocks), self.block_steps, self.order, seed), train, learning_rate)
+
+    def traced_depths(self) -> tuple[int, int]:
+        """Return the depths of a layer that trains and one that does not, and of one more."""
+        return (2, 3)
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model itself."""

@@ -31,7 +31,6 @@ class Hybrid(Technique):
     learning_rate: ClassVar[float] = 1e-5
     steady: ClassVar[bool] = False
     packs: ClassVar[bool] = True
-    shallow: ClassVar[tuple[int, int]] = (2, 3)
 
     bits: Literal[4, 8] = Field(8, description="Of a waiting layer's weights.")
     block_steps: int = Field(50, ge=1, le=100_000, description="Optimizer steps that a layer trains at a time (K).")
@@ -68,6 +67,10 @@ class Hybrid(Technique):
         if self.long_tokens is None or longest <= self.long_tokens:
             return (longest,)
         return (self.long_tokens, longest)
+
+    def traced_depths(self) -> tuple[int, int]:
+        """Return the depths of a layer that trains and one that does not, and of one more."""
+        return (2, 3)
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model with every layer whole, as it was held."""

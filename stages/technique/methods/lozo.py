@@ -27,7 +27,6 @@ class Lozo(Technique):
 
     learning_rate: ClassVar[float] = 1e-6
     steady: ClassVar[bool] = False
-    shallow: ClassVar[tuple[int, int]] = (2, 3)
 
     epsilon: float = Field(1e-3, gt=0, le=1, description="How far weights are moved to read the slope.")
     rank: int = Field(2, ge=1, le=256, description="Of a matrix's direction (r).")
@@ -43,6 +42,10 @@ class Lozo(Technique):
         from stages.technique.gaussian import LowRank
 
         return LowRank(model, train, self.epsilon, seed, rank=self.rank, interval=self.interval, momentum=self.momentum)
+
+    def traced_depths(self) -> tuple[int, int]:
+        """Return the depths of a first layer and one like all others, and of one more."""
+        return (2, 3)
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model itself."""

@@ -26,7 +26,6 @@ class Mezo(Technique):
 
     learning_rate: ClassVar[float] = 1e-6
     steady: ClassVar[bool] = False
-    shallow: ClassVar[tuple[int, int]] = (2, 3)
 
     epsilon: float = Field(1e-3, gt=0, le=1, description="How far weights are moved to read the slope.")
 
@@ -39,6 +38,10 @@ class Mezo(Technique):
         from stages.technique.gaussian import Gaussian
 
         return Gaussian(model, train, self.epsilon, seed)
+
+    def traced_depths(self) -> tuple[int, int]:
+        """Return the depths of a first layer and one like all others, and of one more."""
+        return (2, 3)
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model itself."""

@@ -25,8 +25,12 @@ SETTINGS = [
     {"method": "qlora", "r": 2},
     {"method": "hybrid", "block_steps": 3},
     {"method": "hybrid", "block_steps": 2, "bits": 4, "long_tokens": 14, "order": "ascending"},
+    {"method": "hift"},
+    {"method": "lisa", "layers": 1, "block_steps": 2},
+    {"method": "galore", "rank": 4, "gap": 3},
+    {"method": "apollo", "rank": 2, "gap": 3},
 ]
-DEEP = [SETTINGS[2], SETTINGS[4], SETTINGS[6], SETTINGS[7], SETTINGS[9]]
+DEEP = [SETTINGS[2], SETTINGS[4], SETTINGS[6], SETTINGS[7], SETTINGS[9], SETTINGS[10], SETTINGS[11], SETTINGS[12]]
 if find_spec("bitsandbytes") is None:
     SETTINGS = [item for item in SETTINGS if item["method"] != "qlora"]
 NAMES = ["-".join(map(str, item.values())) for item in SETTINGS]

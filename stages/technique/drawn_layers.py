@@ -32,6 +32,7 @@ class DrawnLayers(Optimizer):
         self.always = {**below, **above}
         self.count, self.stay, self.seed = min(count, len(self.layers)), stay, seed
         self._train, self._rate = train, rate
+        self.adamw: torch.optim.AdamW
         self._prices: dict[tuple[int, ...], FlopModel] = {}
         self._entered = False
         self.enter(0)

@@ -123,7 +123,7 @@ def leading(grad_mn: Tensor, rank: int, known: Tensor | None) -> Tensor:
     """
     try:
         return torch.linalg.svd(grad_mn.float(), full_matrices=False)[0][:, :rank].to(grad_mn.dtype).contiguous()
-    except torch._C._LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         if known is not None:
             return known
         return torch.eye(grad_mn.shape[0], rank, dtype=grad_mn.dtype, device=grad_mn.device)

@@ -150,10 +150,10 @@ class FlopModel:
 
         Raises `ModelError` where only the forward pass was traced.
         """
-        if self.body_train is None:
-            raise ModelError("a FLOP model traced with train=True", "it knows forward only", "trace it for training")
         if self.forward_above is not None and tokens > self.forward_above:
             return 2 * self.forward(rows, tokens, answers)
+        if self.body_train is None:
+            raise ModelError("a FLOP model traced with train=True", "it knows forward only", "trace it for training")
         positions = _positions(rows, tokens, answers)
         head = self.head_train + (self.head if chunked else 0)
         return _whole(rows * _evaluate(self.body_train, tokens) + positions * head)
@@ -164,17 +164,21 @@ class FlopModel:
 
     def deepened(self, deeper: FlopModel, steps: int) -> FlopModel:
         """Return this model with `steps` times the difference to `deeper` added: exact where layers are alike."""
+        return self.plus(self, deeper, steps)
 
-        def line(low: Polynomial, high: Polynomial) -> Polynomial:
-            return tuple(a + steps * (b - a) for a, b in zip(low, high, strict=True))
+    def plus(self, one: FlopModel, other: FlopModel, times: int) -> FlopModel:
+        """Return this model with `times` the difference of two others' bodies, `other` less `one`, added."""
+
+        def line(start: Polynomial, low: Polynomial, high: Polynomial) -> Polynomial:
+            return tuple(value + times * (b - a) for value, a, b in zip(start, low, high, strict=True))
 
         train = None
-        if self.body_train is not None and deeper.body_train is not None:
-            train = line(self.body_train, deeper.body_train)
-        batch, update = line((self.batch, self.update), (deeper.batch, deeper.update))
-        return FlopModel(
-            line(self.body, deeper.body), self.head, train, self.head_train, batch, update, self.forward_above
-        )
+        if self.body_train is not None and one.body_train is not None and other.body_train is not None:
+            train = line(self.body_train, one.body_train, other.body_train)
+        mine, low, high = ((model.batch, model.update) for model in (self, one, other))
+        batch, update = line(mine, low, high)
+        body = line(self.body, one.body, other.body)
+        return FlopModel(body, self.head, train, self.head_train, batch, update, self.forward_above)
 
     @staticmethod
     def mean(models: Sequence[FlopModel]) -> FlopModel:
@@ -206,9 +210,12 @@ class FlopModel:
         head, head_train, batch, update = up((self.head, self.head_train, self.batch, self.update))
         return FlopModel(up(self.body), head, train, head_train, batch, update, self.forward_above)
 
-    def forwards(self, count: int) -> FlopModel:
-        """Return the model of a training that makes `count` forward passes of each batch and no backward pass."""
-        return FlopModel(self.body, self.head, tuple(count * c for c in self.body), count * self.head)
+    def probing(self, count: int) -> FlopModel:
+        """Return this model with `count` forward passes more in the training of every batch."""
+        assert self.body_train is not None
+        train = tuple(a + count * b for a, b in zip(self.body_train, self.body, strict=True))
+        head = self.head_train + count * self.head
+        return FlopModel(self.body, self.head, train, head, self.batch, self.update, self.forward_above)
 
 
 def _positions(rows: int, tokens: int, answers: int | None) -> int:
@@ -229,7 +236,7 @@ def _signature(model: Any, train: bool) -> str:
     modules = [(name, type(module).__name__) for name, module in model.named_modules()]
     weights = [(name, tuple(w.shape), w.requires_grad) for name, w in model.named_parameters()]
     device = next(iter(model.parameters())).device.type
-    text = repr((modules, weights, train and _recomputes(model), model.config.to_json_string(), device, train))
+    text = repr((modules, weights, train and recomputed(model), model.config.to_json_string(), device, train))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -270,7 +277,9 @@ def _count(model: Any, rows: int, tokens: int, kept: int, train: bool) -> tuple[
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if "logits_to_keep" not in inspect.signature(inner.forward).parameters:
         raise ModelError("a model that can keep chosen logits", f"{type(inner).__name__} cannot", "use another model")
-    with _as_in_training(model, train), torch.set_grad_enabled(train), FlopCounter() as counter:
+    mixed = any(weight.dtype == torch.bfloat16 for weight in model.parameters())
+    cast = torch.autocast(device.type, torch.bfloat16, enabled=mixed)
+    with _as_in_training(model, train), torch.set_grad_enabled(train), cast, FlopCounter() as counter:
         ids_BT = torch.zeros(rows, tokens, dtype=torch.int64, device=device)
         logits = model(input_ids=ids_BT, use_cache=False, logits_to_keep=kept).logits
         forward = counter.total
@@ -279,8 +288,9 @@ def _count(model: Any, rows: int, tokens: int, kept: int, train: bool) -> tuple[
     return forward, counter.total
 
 
-def _recomputes(model: Any) -> bool:
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+def recomputed(model: Any) -> list[str]:
+    """Return the blocks, by name, that compute their activations again in the backward pass."""
+    return [name for name, module in model.named_modules() if getattr(module, "gradient_checkpointing", False)]
 
 
 @contextmanager

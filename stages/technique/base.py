@@ -8,8 +8,9 @@ name the family.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from data_contracts.config import Saving
 from data_contracts.method import Method
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from data_contracts.config import TrainConfig
     from stages.technique.optimizer import Optimizer
+    from stages.technique.step import States
 
 Order = Literal["random", "ascending", "descending"]
 """Of blocks that train one after another, in a cycle through all."""
@@ -33,6 +35,8 @@ class Technique(Method):
     steady: ClassVar[bool] = True
     """Whether the same parameters train at every window, all by backward passes and with Adam's two moments: what reads
     gradients in training (`train.influence`) needs that."""
+    savings: ClassVar[frozenset[Saving]] = frozenset(get_args(Saving))
+    """Which of a plan's savings go with it."""
     packs: ClassVar[bool] = False
     """Whether `wrap` makes a model smaller: it is then wrapped in main memory and put on its device afterwards."""
 
@@ -44,7 +48,9 @@ class Technique(Method):
         """
         raise TypeError(f"{type(self).__name__} defines no wrap")
 
-    def optimizer(self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int) -> Optimizer:
+    def optimizer(
+        self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
+    ) -> Optimizer:
         """Return what steps the wrapped `model`.
 
         Args:
@@ -52,18 +58,16 @@ class Technique(Method):
             train: settings of AdamW.
             learning_rate: the peak.
             seed: of all that is drawn in training; alike on every worker.
+            states: in which AdamW holds its moments; "8bit" is asked for only where `savings` has "states_8bit".
         """
         from stages.technique.optimizer import Adam
 
-        return Adam(model, train, learning_rate)
+        return Adam(model, train, learning_rate, states)
 
-    def traced_depths(self) -> tuple[int, int]:
-        """Return the least depths of which the deeper has one layer more, and that one like any other.
-
-        A plan is traced at both. Where no activations are kept a first layer holds less than others, whose input is not
-        the embedding: two layers are the least.
-        """
-        return (1, 2)
+    @property
+    def traced_layers(self) -> int:
+        """Least depth at which the last layer is like all further ones: a plan is put together from traces of it."""
+        return 2
 
     def traced_lengths(self, longest: int) -> tuple[int, ...]:
         """Return the row lengths, at most `longest`, whose dearest is the dearest of all."""

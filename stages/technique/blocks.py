@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from data_contracts.errors import ModelError
-from stages.meter.flops import FlopModel
+from stages.meter.flops import FlopModel, recomputed
 from stages.model.batch import TokenBatch
 from stages.model.loss import plain
 from stages.technique.base import Order
-from stages.technique.optimizer import How, Optimizer, moments_in, named_moments, set_rate
-from stages.technique.step import StepResult, load_moments, moments_of, optimizer_for, optimizer_step, trainable
+from stages.technique.optimizer import How, Optimizer, give, named_moments, set_rate, stood
+from stages.technique.step import States, StepResult, held_states, moments_of, optimizer_for, optimizer_step
 
 if TYPE_CHECKING:
     from data_contracts.config import TrainConfig
@@ -107,14 +106,16 @@ class BlockAdam(Optimizer):
         model: its parameters' `requires_grad` is this optimizer's to set.
         blocks: from the bottom of the model to its top.
         schedule: which of them trains when.
-        train, rate: AdamW's settings.
+        train, rate, states: AdamW's settings.
     """
 
     def __init__(
-        self, model: nn.Module, blocks: Sequence[Block], schedule: Schedule, train: TrainConfig, rate: float
-    ) -> None:
+        self, model: nn.Module, blocks: Sequence[Block], schedule: Schedule, train: TrainConfig, rate: float,
+        states: States = "float32",
+    ) -> None:  # fmt: skip
         super().__init__(model)
-        self.blocks, self.schedule, self._train, self._rate = list(blocks), schedule, train, rate
+        self.blocks, self.schedule = list(blocks), schedule
+        self._train, self._rate, self._states = train, rate, states
         self._prices: dict[int, FlopModel] = {}
         self.enter(0)
 
@@ -127,7 +128,7 @@ class BlockAdam(Optimizer):
         """Let the block of stay `period` train, without a past."""
         self.period, self.updates = period, 0
         self._only(self.block)
-        self.adamw = optimizer_for(self.model, self._train, self._rate)
+        self.adamw = optimizer_for(self.model, self._train, self._rate, self._states)
 
     def _only(self, block: int) -> None:
         for parameter in self.model.parameters():
@@ -156,15 +157,18 @@ class BlockAdam(Optimizer):
         """Return the moments of the block at hand."""
         return named_moments(moments_of(self.adamw, self.model))
 
+    def held(self) -> dict[str, Tensor]:
+        """Return AdamW's states as they are."""
+        return held_states(self.adamw, self.model)
+
     def restore(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go on with the same orders, in the same stay."""
         self.schedule = Schedule(self.schedule.blocks, self.schedule.stay, self.schedule.order, int(plain["seed"]))
         self.enter(int(plain["period"]))
         super().restore(plain, tensors)
-        if self.updates:
-            load_moments(self.adamw, self.model, moments_in(tensors), self.updates)
+        give(self.adamw, self.model, tensors, self.updates)
 
-    def stand(self) -> list[Tensor]:
+    def stand(self) -> dict[str, list[Tensor]]:
         """Enter the dearest block with zero moments; return them and AdamW's counters.
 
         The lower the block, the more activations are kept for it; of the two lowest (embeddings may be the first) the
@@ -173,9 +177,7 @@ class BlockAdam(Optimizer):
         lowest = max(range(min(2, len(self.blocks))), key=lambda number: (size_of(self.blocks[number]), -number))
         self.enter(next(period for period in range(len(self.blocks)) if self.schedule.block(period) == lowest))
         self.windows = self.period * self.schedule.stay
-        zeros = {name: (torch.zeros_like(item), torch.zeros_like(item)) for name, item in trainable(self.model).items()}
-        load_moments(self.adamw, self.model, zeros, 1)
-        return [item for state in self.adamw.state.values() for item in state.values()]
+        return stood(self.adamw, self.model)
 
     def price(self, window: int) -> FlopModel:
         """Return the operations of a window: the backward pass ends at its block."""
@@ -194,7 +196,7 @@ class BlockAdam(Optimizer):
         top = block
         while top + 1 < len(shapes) and shapes[top + 1] == shapes[block]:
             top += 1
-        if top - block < 2:
+        if top - block < 2 or recomputed(self.model):
             return self._traced(block)
         return self._traced(top).deepened(self._traced(top - 1), top - block)
 

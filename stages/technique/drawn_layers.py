@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from stages.meter.flops import FlopModel
 from stages.model.batch import TokenBatch
 from stages.technique.blocks import layer_blocks, outer_blocks
-from stages.technique.optimizer import How, Optimizer, moments_in, named_moments, set_rate
+from stages.technique.optimizer import How, Optimizer, moments_in, named_moments, set_rate, stood
 from stages.technique.step import Moments, StepResult, moments_of, optimizer_for, optimizer_step, trainable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class DrawnLayers(Optimizer):
         self.always = {**below, **above}
         self.count, self.stay, self.seed = min(count, len(self.layers)), stay, seed
         self._train, self._rate = train, rate
-        self.adamw: torch.optim.AdamW
+        self.adamw: torch.optim.Optimizer
         self._prices: dict[tuple[int, ...], FlopModel] = {}
         self._entered = False
         self.enter(0)
@@ -104,12 +104,11 @@ class DrawnLayers(Optimizer):
         if self.layer_updates:
             self._put({name: pair for name, pair in moments.items() if name not in self.always}, self.layer_updates)
 
-    def stand(self) -> list[Tensor]:
+    def stand(self) -> dict[str, list[Tensor]]:
         """Let the lowest layers train (all draws hold about the same), with zero moments; return what is held."""
         self._only(range(self.count))
         self.adamw = optimizer_for(self.model, self._train, self._rate)
-        self._put({n: (torch.zeros_like(item), torch.zeros_like(item)) for n, item in trainable(self.model).items()}, 1)
-        return [item for state in self.adamw.state.values() for item in state.values()]
+        return stood(self.adamw, self.model)
 
     def price(self, window: int) -> FlopModel:
         """Return the operations of a window: the backward pass reaches the embeddings whatever layers are drawn."""

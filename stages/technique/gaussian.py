@@ -80,7 +80,7 @@ class LowRank(ZerothOrder):
             left_mr, by = mean_mr.mul_(self.momentum).add_(left_mr, alpha=(1 - self.momentum) * by), 1.0
         weight.addmm_(left_mr, right_nr.T, alpha=by / math.sqrt(right_nr.shape[1]))
 
-    def before_window(self) -> None:
+    def renew(self) -> None:
         """Where V is new, express the momenta in it: N Vᵀ V' / n, for the old V and the new V' of n rows."""
         interval, place = divmod(self.windows, self.interval)
         if place or not interval:
@@ -118,7 +118,7 @@ class LowRank(ZerothOrder):
             if name.startswith(MOMENTUM)
         }
 
-    def stand(self) -> list[Tensor]:
+    def stand(self) -> dict[str, list[Tensor]]:
         """Put zero momenta in place and return them."""
         if self.momentum:
             self._momenta = {
@@ -126,4 +126,4 @@ class LowRank(ZerothOrder):
                 for name, item in self.named.items()
                 if item.ndim == 2
             }
-        return list(self._momenta.values())
+        return {name: [value] for name, value in self._momenta.items()}

@@ -19,11 +19,15 @@ from stages.gradients.row_products import RowProducts
 from stages.meter.flops import FlopModel
 from stages.model.batch import TokenBatch
 from stages.model.checkpoint import FIRST, SECOND
+from stages.technique.attempt import AllReduce
+from stages.technique.states import AdamW8bit, empty_state
 from stages.technique.step import (
-    AllReduce,
     Moments,
+    States,
     StepResult,
+    held_states,
     load_moments,
+    load_states,
     moments_of,
     optimizer_for,
     optimizer_step,
@@ -40,8 +44,9 @@ class How(TypedDict, total=False):
     clip: float
     precision: str
     all_reduce: AllReduce | None
-    chunk_tokens: int | None
+    loss_chunks: int
     products: RowProducts | None
+    in_backward: bool
 
 
 class Optimizer(ABC):
@@ -60,7 +65,10 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step(self, window: Sequence[TokenBatch], rate: float, **how: Unpack[How]) -> StepResult:
-        """Take one window at learning rate `rate`; arguments and result as of `optimizer_step`."""
+        """Take one window at learning rate `rate`; arguments and result as of `optimizer_step`.
+
+        Where memory runs out (`ShortOfMemoryError`) nothing was updated, and the same window may be asked for again.
+        """
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return by name every tensor that steps may have moved since the model was loaded, in place to be written to.
@@ -76,17 +84,21 @@ class Optimizer(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """Return all other state by name; Adam's two moments of a parameter are `exp_avg.NAME` and `exp_avg_sq.NAME`.
 
-        Scoring reads those two from a checkpoint; nothing else may be called so.
+        Scoring reads those two from a checkpoint, in float32; nothing else may be called so.
         """
         return {}
 
+    def held(self) -> dict[str, Tensor]:
+        """Return that state bit for bit, for a snapshot: other than `tensors` where moments are held in fewer bits."""
+        return self.tensors()
+
     def restore(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `plain` and `tensors` gave; the weights are written afterwards."""
+        """Take over what `plain`, and `tensors` or `held`, gave; the weights are written afterwards."""
         self.windows, self.updates = int(plain["windows"]), int(plain["updates"])
 
     @abstractmethod
-    def stand(self) -> list[Tensor]:
-        """Put state in place as it stands before the dearest window, zeros for values, and return what is held.
+    def stand(self) -> dict[str, list[Tensor]]:
+        """Put state in place as it stands before the dearest window, zeros for values, and return it by parameter.
 
         What `plan` traces: afterwards one `step` over two micro-batches holds as much as any ever will.
         """
@@ -105,9 +117,9 @@ class Optimizer(ABC):
 class Adam(Optimizer):
     """AdamW over everything that trains."""
 
-    def __init__(self, model: nn.Module, train: TrainConfig, rate: float) -> None:
+    def __init__(self, model: nn.Module, train: TrainConfig, rate: float, states: States = "float32") -> None:
         super().__init__(model)
-        self.adamw = optimizer_for(model, train, rate)
+        self.adamw = optimizer_for(model, train, rate, states)
 
     def step(self, window: Sequence[TokenBatch], rate: float, **how: Unpack[How]) -> StepResult:
         """Take one step of AdamW."""
@@ -120,17 +132,38 @@ class Adam(Optimizer):
         """Return the moments of what trains, zeros before the first update."""
         return named_moments(moments_of(self.adamw, self.model))
 
+    def held(self) -> dict[str, Tensor]:
+        """Return AdamW's states as they are."""
+        return held_states(self.adamw, self.model)
+
     def restore(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take the moments over. Raises KeyError for a trained parameter without them."""
         super().restore(plain, tensors)
-        if self.updates:
-            load_moments(self.adamw, self.model, moments_in(tensors), self.updates)
+        give(self.adamw, self.model, tensors, self.updates)
 
-    def stand(self) -> list[Tensor]:
+    def stand(self) -> dict[str, list[Tensor]]:
         """Put zero moments in place; return them and AdamW's counters."""
-        zeros = {name: (torch.zeros_like(item), torch.zeros_like(item)) for name, item in trainable(self.model).items()}
-        load_moments(self.adamw, self.model, zeros, 1)
-        return [item for state in self.adamw.state.values() for item in state.values()]
+        return stood(self.adamw, self.model)
+
+
+def give(adamw: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], updates: int) -> None:
+    """Give an AdamW its state: bit for bit where `held_states` gave it, else the moments, which `updates` have made."""
+    if any(name.startswith("step.") for name in tensors):
+        load_states(adamw, model, tensors)
+    elif updates:
+        load_moments(adamw, model, moments_in(tensors), updates)
+
+
+def stood(adamw: torch.optim.Optimizer, model: nn.Module) -> dict[str, list[Tensor]]:
+    """Put zero state into an AdamW, as after an update, and return its tensors by parameter."""
+    held = {}
+    for name, item in trainable(model).items():
+        state = empty_state(item) if isinstance(adamw, AdamW8bit) else {}
+        for key in () if state else ("exp_avg", "exp_avg_sq"):
+            state[key] = torch.zeros_like(item)
+        adamw.state[item] = {"step": torch.tensor(1.0)} | state
+        held[name] = [value for value in adamw.state[item].values() if isinstance(value, Tensor)]
+    return held
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

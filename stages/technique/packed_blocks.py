@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from stages.meter.flops import FlopModel
+from stages.meter.flops import FlopModel, recomputed
 from stages.model.batch import TokenBatch
 from stages.model.packed import Bits, PackedLinear, linears
 from stages.technique.blocks import Schedule, layers_of
 from stages.technique.gaussian import Gaussian
-from stages.technique.optimizer import How, Optimizer, moments_in, named_moments, set_rate
+from stages.technique.optimizer import How, Optimizer, moments_in, named_moments, set_rate, stood
 from stages.technique.step import StepResult, load_moments, moments_of, optimizer_for, optimizer_step, trainable
 from stages.technique.zeroth import generator
 
@@ -99,8 +99,7 @@ class PackedBlocks(Optimizer):
         apart = [self.long_tokens is not None and batch.shape[1] > self.long_tokens for batch in window]
         near = [batch for batch, long in zip(window, apart, strict=True) if not long]
         far = [batch for batch, long in zip(window, apart, strict=True) if long or self.long_tokens is None]
-        settings = how.get("all_reduce"), how.get("precision", "float32"), how.get("chunk_tokens")
-        slope, side = self.probe.slope(far, *settings)
+        slope, side = self.probe.slope(far, how)
         blend = _Blend(self, slope * min(1.0, how["clip"] / (abs(slope) + 1e-6)) if side.applied else None)
         if side.answer_tokens > 0 and not side.applied:
             blend.broken = True
@@ -141,14 +140,12 @@ class PackedBlocks(Optimizer):
         if self.updates:
             load_moments(self.adamw, self.model, moments_in(tensors), self.updates)
 
-    def stand(self) -> list[Tensor]:
+    def stand(self) -> dict[str, list[Tensor]]:
         """Enter the lowest layer, for which most activations are kept, with zero moments; return what is held."""
         self._leave()
         self._enter(next(period for period in range(len(self.layers)) if self.schedule.block(period) == 0))
         self.windows = self.period * self.schedule.stay
-        zeros = {name: (torch.zeros_like(item), torch.zeros_like(item)) for name, item in trainable(self.model).items()}
-        load_moments(self.adamw, self.model, zeros, 1)
-        return [item for state in self.adamw.state.values() for item in state.values()]
+        return stood(self.adamw, self.model)
 
     def price(self, window: int) -> FlopModel:
         """Return the operations of a window: passes of short rows, and two forward passes of those read so."""
@@ -164,16 +161,13 @@ class PackedBlocks(Optimizer):
     def _priced_block(self, block: int) -> FlopModel:
         """Trace the two highest layers; the others, which are alike, lie on their line."""
         top = len(self.layers) - 1
-        found = self._traced(block) if top - block < 2 else self._traced(top)
-        if top - block >= 2:
+        near = top - block < 2 or recomputed(self.model)
+        found = self._traced(block if near else top)
+        if not near:
             found = found.deepened(self._traced(top - 1), top - block)
         if self.long_tokens is not None:
             return replace(found, forward_above=self.long_tokens)
-        assert found.body_train is not None
-        probing = found.forwards(2)
-        assert probing.body_train is not None
-        both = tuple(a + b for a, b in zip(found.body_train, probing.body_train, strict=True))
-        return replace(found, body_train=both, head_train=found.head_train + probing.head_train)
+        return found.probing(2)
 
     def _traced(self, block: int) -> FlopModel:
         """Trace a training of one layer, which stands whole meanwhile, without changing anything."""

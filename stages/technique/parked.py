@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from stages.model.batch import TokenBatch
 from stages.technique.blocks import Block, BlockAdam, Schedule
 from stages.technique.optimizer import How, moments_in, named_moments
-from stages.technique.step import Moments, StepResult, load_moments, moments_of, trainable
+from stages.technique.step import Moments, StepResult, load_moments, moments_of
 
 if TYPE_CHECKING:
     from data_contracts.config import TrainConfig
@@ -69,12 +69,15 @@ class ParkedBlocks(BlockAdam):
         here = self.blocks[self.block]
         self._parked = {name: pair for name, pair in moments_in(tensors).items() if name not in here}
 
-    def stand(self) -> list[Tensor]:
+    def held(self) -> dict[str, Tensor]:
+        """Return all moments."""
+        return self.tensors()
+
+    def stand(self) -> dict[str, list[Tensor]]:
         """Return what is held with the dearest block at hand; the parked moments count where they share its memory."""
-        held = super().stand()
-        device = held[0].device if held else torch.device("cpu")
+        found = super().stand()
         for block in self.blocks:
             for name, item in block.items():
-                if name not in trainable(self.model) and item.device.type == "cpu":
-                    self._parked[name] = (torch.zeros_like(item, device="cpu"), torch.zeros_like(item, device="cpu"))
-        return held + [item for pair in self._parked.values() for item in pair if item.device == device]
+                if name not in found and item.device.type == "cpu":
+                    self._parked[name] = (torch.zeros_like(item), torch.zeros_like(item))
+        return found | {name: list(pair) for name, pair in self._parked.items()}

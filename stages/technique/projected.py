@@ -166,7 +166,7 @@ class Projected(Optimizer):
             item = self.adam.named[name]
             self.adam.state[item][part] = value.to(item.device)
 
-    def stand(self) -> list[Tensor]:
+    def stand(self) -> dict[str, list[Tensor]]:
         """Put zero state in place, before an update that makes its bases anew; return it."""
         rank = self.adam.rank
         for name, item in self.adam.named.items():
@@ -180,7 +180,7 @@ class Projected(Optimizer):
                 else:
                     state["norm"] = item.new_zeros(())
             state["first"], state["second"] = item.new_zeros(shape), item.new_zeros(shape)
-        return [value for item in self.adam.named.values() for value in self.adam.state[item].values()]
+        return {name: list(self.adam.state[item].values()) for name, item in self.adam.named.items()}
 
     def price(self, window: int) -> FlopModel:
         """Return the passes and the projections; singular vectors are not counted."""

@@ -25,9 +25,10 @@ from typing_extensions import Unpack
 from data_contracts.errors import ModelError
 from stages.meter.flops import FlopModel
 from stages.model.batch import TokenBatch
-from stages.model.loss import document_losses
+from stages.model.loss import chunk_of, document_losses
+from stages.technique.attempt import ShortOfMemoryError, noted
 from stages.technique.optimizer import How, Optimizer
-from stages.technique.step import AllReduce, StepResult, trainable
+from stages.technique.step import StepResult, trainable
 
 if TYPE_CHECKING:
     from data_contracts.config import TrainConfig
@@ -83,8 +84,8 @@ class ZerothOrder(Optimizer):
     def move(self, name: str, weight: Tensor, by: float) -> None:
         """Move `weight` by `by` along the same direction, in place."""
 
-    def before_window(self) -> None:
-        """Called before a window, whose number is `self.windows`."""
+    def renew(self) -> None:
+        """Called once a window, before its update."""
 
     def thin_flops(self, weight: Tensor) -> int:
         """Return the matrix operations of moving one weight along a direction once."""
@@ -94,39 +95,36 @@ class ZerothOrder(Optimizer):
         """Return the matrix operations before a window, beside its own direction."""
         return 0
 
-    def slope(self, window: Sequence[TokenBatch], all_reduce: AllReduce | None, precision: str,
-              chunk_tokens: int | None) -> tuple[float, StepResult]:  # fmt: skip
+    def slope(self, window: Sequence[TokenBatch], how: How) -> tuple[float, StepResult]:
         """Return the slope g of a window's mean loss along its direction, and the result that a step would have.
 
-        The losses are the means of both sides; `gradient_norm` is |g|.
+        The losses are the means of both sides; `gradient_norm` is |g|. Raises `ShortOfMemoryError`.
         """
+        precision, all_reduce = how.get("precision", "float32"), how.get("all_reduce")
         device = next(iter(self.named.values())).device
-        totals = torch.zeros(3, dtype=torch.float64, device=device)  # loss on either side, answer tokens
+        totals = torch.zeros(4, dtype=torch.float64, device=device)  # loss on either side, answer tokens, short
         losses: list[Tensor] = []
         counts: list[Tensor] = []
-        training = self.model.training
-        self.model.eval()  # dropout would differ between the sides
-        try:
+        with noted() as ran_out, torch.no_grad(), evaluating(self.model):  # dropout would differ between the sides
             for batch in window:
                 sides = []
                 for sign in (1, -1):
-                    with (
-                        torch.no_grad(),
-                        self.perturbed(sign * self.epsilon),
-                        torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"),
-                    ):
-                        loss_D, tokens_D = document_losses(self.model, batch, chunk_tokens=chunk_tokens)
+                    autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+                    with self.perturbed(sign * self.epsilon), autocast:
+                        chunk = chunk_of(batch, how.get("loss_chunks", 1))
+                        loss_D, tokens_D = document_losses(self.model, batch, chunk_tokens=chunk)
                     sides.append(loss_D.double())
                 weights_D = batch.weights_D.double()
                 parts = [(side * weights_D).sum() for side in sides] + [(tokens_D * weights_D).sum()]
-                totals += torch.stack(parts)
+                totals[:3] += torch.stack(parts)
                 losses.append((sides[0] + sides[1]) / 2)
                 counts.append(tokens_D)
-        finally:
-            self.model.train(training)
+        totals[3] += len(ran_out)
         if all_reduce is not None:
             all_reduce([totals])
-        above, below, tokens = totals.tolist()
+        if ran_out or (all_reduce is not None and totals[3] > 0):
+            raise ShortOfMemoryError(str(ran_out[0]) if ran_out else "memory ran out on another rank")
+        above, below, tokens, _ = totals.tolist()
         slope = (above - below) / (2 * self.epsilon * tokens) if tokens > 0 else math.nan
         empty = torch.zeros(0, device=device)
         return slope, StepResult(
@@ -141,10 +139,8 @@ class ZerothOrder(Optimizer):
 
     def step(self, window: Sequence[TokenBatch], rate: float, **how: Unpack[How]) -> StepResult:
         """Read the slope along this window's direction and move against it; see `Optimizer.step`."""
-        self.before_window()
-        slope, result = self.slope(
-            window, how.get("all_reduce"), how.get("precision", "float32"), how.get("chunk_tokens")
-        )
+        slope, result = self.slope(window, how)
+        self.renew()
         if result.applied:
             self.descend(slope * min(1.0, how["clip"] / (abs(slope) + 1e-6)), rate)
         self.windows, self.updates = self.windows + 1, self.updates + result.applied
@@ -185,9 +181,9 @@ class ZerothOrder(Optimizer):
         super().restore(plain, tensors)
         self.seed = int(plain["seed"])
 
-    def stand(self) -> list[Tensor]:
+    def stand(self) -> dict[str, list[Tensor]]:
         """Return nothing: a seed and a number are all that is kept."""
-        return []
+        return {}
 
     def price(self, window: int) -> FlopModel:
         """Return two forward passes, in which every module moves its own weights, and the update."""
@@ -195,9 +191,20 @@ class ZerothOrder(Optimizer):
             used = [item for module in self.model.modules() for item in module._parameters.values()]
             batch = 2 * sum(self.thin_flops(item) for item in used if item in self._names)
             update = sum(self.thin_flops(item) for item in self.named.values())
-            two = FlopModel.trace(self.model, train=False).forwards(2)
-            self._priced = replace(two, batch=Fraction(batch), update=Fraction(update))
+            one = FlopModel.trace(self.model, train=False)
+            self._priced = replace(one, batch=Fraction(batch), update=Fraction(update), forward_above=0)
         return replace(self._priced, update=self._priced.update + self.renewal_flops(window))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put `model` in evaluation mode and back."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 class _Exchange:

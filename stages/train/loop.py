@@ -2,7 +2,8 @@
 
 Every rank runs `run_segment` on the same `Job`; rank 0 alone writes. Killed at any moment and called again, it goes on
 from the last snapshot and leaves the same bytes. It promises at least one step, counts FLOPs before spending them, and
-keeps the evaluation with the lowest finite validation loss. Making artifacts of what it leaves is `publish.py`'s part.
+keeps the evaluation with the lowest finite validation loss. Where memory runs out in a step, micro-batches are halved
+and it is made again. Making artifacts of what it leaves is `publish.py`'s part.
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from data_contracts.errors import BudgetError
 from stages.meter.flops import FlopModel
+from stages.technique.attempt import ShortOfMemoryError, generators, restore
 from stages.technique.noise import NoiseScale
+from stages.technique.step import StepResult
 from stages.train.best import Best
 from stages.train.examples import Examples
+from stages.train.halving import cut, halved
 from stages.train.influence import Influence
 from stages.train.job import Job
+from stages.train.order import MicroBatch
 from stages.train.policy import ask
 from stages.train.position import Position, stated
 from stages.train.rows import Rows
@@ -51,10 +57,10 @@ class _Segment:
         self.examples = Examples(Path(job.places.selection), [Path(name) for name in job.places.tokens])
         self.windows = Windows(self.examples, self.examples.visits(plan, train, job.order_seed), plan)
         batch_tokens = plan.micro_batch * plan.row_tokens
-        self.validation = Validation(Path(job.places.validation), train.validation_rows, batch_tokens)
+        self.validation = Validation(Path(job.places.validation), train.validation_rows, batch_tokens, plan.loss_chunks)
         self.start = prepare(job, group.device)
         self.model, self.optimizer = self.start.model, self.start.optimizer
-        target_tokens = plan.row_tokens if plan.checkpoint_activations else batch_tokens  # it keeps activations
+        target_tokens = plan.row_tokens if plan.recomputed_blocks else batch_tokens  # it keeps activations
         target = job.places.target
         self.influence = Influence(Path(target), self.model, train, target_tokens) if target else None
         self.remakes = train.influence == "evaluation"
@@ -75,6 +81,8 @@ class _Segment:
             found.restore(self.optimizer, group)
             if self.influence is not None:
                 self.influence.hold(found.direction())
+        if self.at.micro_batch is not None:
+            self.windows = cut(self.windows, self.at.micro_batch)
         rows = Rows(job.home / ROWS, found.state["chunks"] if found else ())
         self.telemetry = Telemetry(rows, self.start.run_step, self.at)
         self.schedule, self.noise = Schedule.of(self.at.schedule), NoiseScale.of(self.at.noise)
@@ -123,18 +131,15 @@ class _Segment:
 
     def _step(self) -> None:
         began, at, group = time.perf_counter(), self.at, self.group
-        window, layout = self.windows.layout(at.step)
-        mine = layout[group.rank :: group.size]
-        batches = [self.examples.batch(window, micro, self.job.plan.packed).to(group.device) for micro in mine]
         rate, phase = self.schedule.at(at.step, self.start.run_step + at.step)
-        result = self.optimizer.step(
-            batches,
-            rate,
-            clip=self.job.train.clip,
-            precision=self.job.plan.precision,
-            all_reduce=group.sum_ if group.size > 1 else None,
-            products=self.influence.products if self.influence is not None else None,
-        )
+        states = generators(torch.device(group.device))
+        while True:
+            try:
+                window, mine, result = self._attempt(rate)
+                break
+            except ShortOfMemoryError as error:
+                self.windows = halved(self.windows, at, self.start.run_step, str(error))
+            restore(states)
         tokens = int(self.examples.lengths[window].sum())
         at.flops += self.windows.flops(self._price, at.step) if self.meter else 0
         at.step, at.tokens = at.step + 1, at.tokens + tokens
@@ -159,6 +164,23 @@ class _Segment:
             self.model.train()
         if at.step < at.steps:
             self._direct(again=loss is not None and self.remakes)
+
+    def _attempt(self, rate: float) -> tuple[np.ndarray, list[MicroBatch], StepResult]:
+        group, plan = self.group, self.job.plan
+        window, layout = self.windows.layout(self.at.step)
+        mine = layout[group.rank :: group.size]
+        batches = [self.examples.batch(window, micro, plan.packed).to(group.device) for micro in mine]
+        result = self.optimizer.step(
+            batches,
+            rate,
+            clip=self.job.train.clip,
+            precision=plan.precision,
+            all_reduce=group.sum_ if group.size > 1 else None,
+            loss_chunks=plan.loss_chunks,
+            products=self.influence.products if self.influence is not None else None,
+            in_backward=plan.update_in_backward,
+        )
+        return window, mine, result
 
     def _evaluate(self) -> Loss:
         began, at = time.perf_counter(), self.at

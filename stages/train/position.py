@@ -21,6 +21,8 @@ class Position:
         tokens, flops: of training; eval_tokens, eval_flops: of evaluations; score_tokens, score_flops: of influence.
         direction_step: step of the run whose weights made the direction of influence; None before there is one.
         evaluated: evaluations made.
+        micro_batch: rows a forward and backward pass, where memory made it fewer than planned.
+        halved: steps of the run, the micro-batch halved before each.
         skipped: steps of the run that were not finite and so not applied.
         best: the evaluation with the lowest finite loss: step of the run, loss, se.
         before: the evaluation that the segment started from, where known.
@@ -39,6 +41,8 @@ class Position:
     score_tokens: int = 0
     direction_step: int | None = None
     evaluated: int = 0
+    micro_batch: int | None = None
+    halved: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     best: dict[str, Any] | None = None
     before: dict[str, Any] | None = None

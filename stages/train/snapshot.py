@@ -100,7 +100,7 @@ class Snapshots:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         tensors = {f"param.{name}": _held(weight) for name, weight in optimizer.weights().items()}
-        tensors |= {OPTIMIZER + name: _held(value) for name, value in optimizer.tensors().items()}
+        tensors |= {OPTIMIZER + name: _held(value) for name, value in optimizer.held().items()}
         tensors |= {f"direction.{name}": _held(value) for name, value in direction.items()}
         save_file(tensors | rng, scratch / TENSORS)
         (scratch / STATE).write_text(

@@ -17,7 +17,9 @@ from data_contracts.method import resolve
 from stages.model.checkpoint import load_checkpoint, merge_adapters
 from stages.model.load import load_model
 from stages.technique.base import Technique
+from stages.technique.frozen import halve_frozen
 from stages.technique.optimizer import Optimizer, named_moments
+from stages.technique.recompute import recompute
 from stages.train.job import Job
 from stages.train.schedule import Schedule
 
@@ -64,11 +66,11 @@ def prepare(job: Job, device: str) -> Start:
         if not hasattr(model, "peft_config"):
             model = technique.wrap(model)
         found = found if same else None
+    halve_frozen(model, job.plan.precision)
     model.to(device)
-    if job.plan.checkpoint_activations:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    recompute(model, job.plan.recomputed_blocks)
     peak = job.train.learning_rate or technique.learning_rate
-    optimizer = technique.optimizer(model, job.train, peak, job.torch_seed)
+    optimizer = technique.optimizer(model, job.train, peak, job.torch_seed, job.plan.optimizer_states)
     if found is not None:
         optimizer.restore(trainer["optimizer"], found.state | named_moments(found.moments))
     step = int(trainer.get("run_step", trainer.get("step", 0)))

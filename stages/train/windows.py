@@ -14,6 +14,7 @@ import numpy as np
 
 from data_contracts.records import Plan
 from stages.meter.flops import FlopModel
+from stages.technique.cost import micro_batch_flops
 from stages.train.examples import Examples
 from stages.train.order import MicroBatch, Visits, lay_out
 
@@ -45,7 +46,17 @@ class Windows:
         """Return the operations of one step's forward and backward passes, padding included."""
         window, layout = self.layout(step)
         answers, meter = self.examples.answers[window], price(step)
-        passes = sum(meter.train(len(micro.rows), micro.padded, int(answers[micro.places].sum())) for micro in layout)
+        passes = sum(
+            micro_batch_flops(
+                meter,
+                len(micro.rows),
+                micro.padded,
+                int(answers[micro.places].sum()),
+                loss_chunks=self.plan.loss_chunks,
+                update_in_backward=self.plan.update_in_backward,
+            )
+            for micro in layout
+        )
         return passes + meter.beside(len(layout), 1)
 
     def rest_flops(self, price: Price, start: int, stop: int) -> int:

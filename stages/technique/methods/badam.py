@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from data_contracts.config import Saving
 from stages.technique.base import Order, Technique
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from data_contracts.config import TrainConfig
     from stages.technique.optimizer import Optimizer
+    from stages.technique.step import States
 
 
 class Badam(Technique):
@@ -31,6 +33,7 @@ class Badam(Technique):
 
     learning_rate: ClassVar[float] = 1e-5
     steady: ClassVar[bool] = False
+    savings: ClassVar[frozenset[Saving]] = frozenset({"recompute", "chunked_loss", "states_8bit"})
 
     block_steps: int = Field(50, ge=1, le=100_000, description="Optimizer steps that a layer trains at a time (K).")
     order: Order = Field("random", description="Of the layers in a cycle; random draws a new one each time.")
@@ -39,16 +42,16 @@ class Badam(Technique):
         """Return the model itself; which layer trains is the optimizer's to say."""
         return model.requires_grad_(False)
 
-    def optimizer(self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int) -> Optimizer:
+    def optimizer(
+        self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
+    ) -> Optimizer:
         """Return Adam on one layer at a time."""
         from stages.technique.blocks import BlockAdam, Schedule, layer_blocks
 
         blocks = layer_blocks(model)
-        return BlockAdam(model, blocks, Schedule(len(blocks), self.block_steps, self.order, seed), train, learning_rate)
-
-    def traced_depths(self) -> tuple[int, int]:
-        """Return the depths of a layer that trains and one that does not, and of one more."""
-        return (2, 3)
+        return BlockAdam(
+            model, blocks, Schedule(len(blocks), self.block_steps, self.order, seed), train, learning_rate, states
+        )
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model itself."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from data_contracts.config import Saving
 from stages.technique.base import Technique
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from data_contracts.config import TrainConfig
     from stages.technique.optimizer import Optimizer
+    from stages.technique.step import States
 
 
 class Galore(Technique):
@@ -26,6 +28,7 @@ class Galore(Technique):
 
     learning_rate: ClassVar[float] = 2e-4
     steady: ClassVar[bool] = False
+    savings: ClassVar[frozenset[Saving]] = frozenset({"recompute", "chunked_loss"})
 
     rank: int = Field(64, ge=1, le=8192, description="Of the space (r); matrices of a smaller side have plain AdamW.")
     gap: int = Field(200, ge=1, le=100_000, description="Updates between two projections (T).")
@@ -35,7 +38,9 @@ class Galore(Technique):
         """Return the model itself with gradients on everywhere."""
         return model.requires_grad_(True)
 
-    def optimizer(self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int) -> Optimizer:
+    def optimizer(
+        self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
+    ) -> Optimizer:
         """Return Adam in a low-rank space."""
         from stages.technique.projected import Projected
 

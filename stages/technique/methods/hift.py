@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from data_contracts.config import Saving
 from stages.technique.base import Technique
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from data_contracts.config import TrainConfig
     from stages.technique.blocks import Block
     from stages.technique.optimizer import Optimizer
+    from stages.technique.step import States
 
 
 class Hift(Technique):
@@ -28,6 +30,7 @@ class Hift(Technique):
 
     learning_rate: ClassVar[float] = 1e-5
     steady: ClassVar[bool] = False
+    savings: ClassVar[frozenset[Saving]] = frozenset({"recompute", "chunked_loss"})
 
     order: Literal["ascending", "descending"] = Field("ascending", description="From the bottom up or the top down.")
 
@@ -35,17 +38,15 @@ class Hift(Technique):
         """Return the model itself; which group trains is the optimizer's to say."""
         return model.requires_grad_(False)
 
-    def optimizer(self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int) -> Optimizer:
+    def optimizer(
+        self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
+    ) -> Optimizer:
         """Return Adam on one group at a time, the other moments parked."""
         from stages.technique.blocks import Schedule
         from stages.technique.parked import ParkedBlocks
 
         groups = self._groups(model)
         return ParkedBlocks(model, groups, Schedule(len(groups), 1, self.order, seed), train, learning_rate)
-
-    def traced_depths(self) -> tuple[int, int]:
-        """Return the depths of a layer that trains and one that does not, and of one more."""
-        return (2, 3)
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model itself."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from data_contracts.config import Saving
 from stages.technique.base import Order, Technique
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from data_contracts.config import TrainConfig
     from stages.technique.optimizer import Optimizer
+    from stages.technique.step import States
 
 
 class Hybrid(Technique):
@@ -30,6 +32,7 @@ class Hybrid(Technique):
 
     learning_rate: ClassVar[float] = 1e-5
     steady: ClassVar[bool] = False
+    savings: ClassVar[frozenset[Saving]] = frozenset({"recompute", "chunked_loss"})
     packs: ClassVar[bool] = True
 
     bits: Literal[4, 8] = Field(8, description="Of a waiting layer's weights.")
@@ -51,7 +54,9 @@ class Hybrid(Technique):
         pack_layers(model, self.bits)
         return model
 
-    def optimizer(self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int) -> Optimizer:
+    def optimizer(
+        self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
+    ) -> Optimizer:
         """Return Adam on the layer that stands whole."""
         from stages.technique.blocks import Schedule, layers_of
         from stages.technique.packed_blocks import PackedBlocks
@@ -67,10 +72,6 @@ class Hybrid(Technique):
         if self.long_tokens is None or longest <= self.long_tokens:
             return (longest,)
         return (self.long_tokens, longest)
-
-    def traced_depths(self) -> tuple[int, int]:
-        """Return the depths of a layer that trains and one that does not, and of one more."""
-        return (2, 3)
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model with every layer whole, as it was held."""

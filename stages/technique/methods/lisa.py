@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from data_contracts.config import Saving
 from stages.technique.base import Technique
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from data_contracts.config import TrainConfig
     from stages.technique.optimizer import Optimizer
+    from stages.technique.step import States
 
 
 class Lisa(Technique):
@@ -26,6 +28,7 @@ class Lisa(Technique):
 
     learning_rate: ClassVar[float] = 1e-5
     steady: ClassVar[bool] = False
+    savings: ClassVar[frozenset[Saving]] = frozenset({"recompute", "chunked_loss"})
 
     layers: int = Field(2, ge=1, le=1000, description="Decoder layers that train at a time.")
     block_steps: int = Field(20, ge=1, le=100_000, description="Optimizer steps between two draws of them (K).")
@@ -34,15 +37,18 @@ class Lisa(Technique):
         """Return the model itself; which layers train is the optimizer's to say."""
         return model.requires_grad_(False)
 
-    def optimizer(self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int) -> Optimizer:
+    def optimizer(
+        self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
+    ) -> Optimizer:
         """Return Adam on drawn layers and on what lies outside them."""
         from stages.technique.drawn_layers import DrawnLayers
 
         return DrawnLayers(model, train, learning_rate, count=self.layers, stay=self.block_steps, seed=seed)
 
-    def traced_depths(self) -> tuple[int, int]:
-        """Return the depths of the drawn layers and one, and of one more."""
-        return (self.layers + 1, self.layers + 2)
+    @property
+    def traced_layers(self) -> int:
+        """The drawn layers and one that waits."""
+        return self.layers + 1
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model itself."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from data_contracts.config import Saving
 from stages.technique.base import Technique
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from data_contracts.config import TrainConfig
     from stages.technique.optimizer import Optimizer
+    from stages.technique.step import States
 
 
 class Lozo(Technique):
@@ -27,6 +29,7 @@ class Lozo(Technique):
 
     learning_rate: ClassVar[float] = 1e-6
     steady: ClassVar[bool] = False
+    savings: ClassVar[frozenset[Saving]] = frozenset({"chunked_loss"})
 
     epsilon: float = Field(1e-3, gt=0, le=1, description="How far weights are moved to read the slope.")
     rank: int = Field(2, ge=1, le=256, description="Of a matrix's direction (r).")
@@ -37,15 +40,13 @@ class Lozo(Technique):
         """Return the model itself with every parameter marked as trained."""
         return model.requires_grad_(True)
 
-    def optimizer(self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int) -> Optimizer:
+    def optimizer(
+        self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
+    ) -> Optimizer:
         """Return descent along low-rank directions."""
         from stages.technique.gaussian import LowRank
 
         return LowRank(model, train, self.epsilon, seed, rank=self.rank, interval=self.interval, momentum=self.momentum)
-
-    def traced_depths(self) -> tuple[int, int]:
-        """Return the depths of a first layer and one like all others, and of one more."""
-        return (2, 3)
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model itself."""

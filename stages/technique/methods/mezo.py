@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from data_contracts.config import Saving
 from stages.technique.base import Technique
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from data_contracts.config import TrainConfig
     from stages.technique.optimizer import Optimizer
+    from stages.technique.step import States
 
 
 class Mezo(Technique):
@@ -26,6 +28,7 @@ class Mezo(Technique):
 
     learning_rate: ClassVar[float] = 1e-6
     steady: ClassVar[bool] = False
+    savings: ClassVar[frozenset[Saving]] = frozenset({"chunked_loss"})
 
     epsilon: float = Field(1e-3, gt=0, le=1, description="How far weights are moved to read the slope.")
 
@@ -33,15 +36,13 @@ class Mezo(Technique):
         """Return the model itself with every parameter marked as trained."""
         return model.requires_grad_(True)
 
-    def optimizer(self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int) -> Optimizer:
+    def optimizer(
+        self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
+    ) -> Optimizer:
         """Return descent along Gaussian directions."""
         from stages.technique.gaussian import Gaussian
 
         return Gaussian(model, train, self.epsilon, seed)
-
-    def traced_depths(self) -> tuple[int, int]:
-        """Return the depths of a first layer and one like all others, and of one more."""
-        return (2, 3)
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model itself."""

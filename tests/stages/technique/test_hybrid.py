@@ -146,7 +146,7 @@ def test_its_plan_needs_less_than_any_of_its_parts(tmp_path):
     pin = pinned(tmp_path / "m", 8, hidden=64)
 
     def peak(method, **settings):
-        shape = Shape(technique(method, **settings), "float32", False, 64, 8, False)
+        shape = Shape(technique(method, **settings), "float32", 64, 8, False)
         phases = Estimator(pin, TrainConfig(), "cpu").phases(shape, 1, 2)
         return max(item.total - item.process for item in phases.values())
 

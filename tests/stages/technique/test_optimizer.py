@@ -43,7 +43,7 @@ def pin(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory):
-    return pinned(tmp_path_factory.mktemp("models") / "four", 4)
+    return pinned(tmp_path_factory.mktemp("models") / "five", 5)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
@@ -73,16 +73,15 @@ def test_a_window_takes_the_operations_that_its_price_says(pin, settings):
 
 @pytest.mark.parametrize("settings", DEEP, ids=[NAMES[SETTINGS.index(item)] for item in DEEP])
 def test_bytes_and_operations_extrapolated_over_depth_and_rows_are_those_at_full_size(deep, settings):
-    shape = Shape(technique(**settings), "float32", False, 24, 10, False)
+    shape = Shape(technique(**settings), "float32", 24, 10, False)
     estimator = Estimator(deep, TrainConfig(), "cpu")
     found = estimator.phases(shape, 5, 2)
     highest = 0
     for length in shape.technique.traced_lengths(24):
         each = replace(shape, row_tokens=length)
-        whole = trace_step(deep, each, TrainConfig(), layers=4, rows=5, device="cpu")
-        live = max(int(values.max()) for values in whole.live.values())
-        highest = max(highest, whole.weights + whole.moments + live)
-    assert max(item.total - item.process for item in found.values()) == highest
-    exact = trace_flops(deep, shape, layers=4, device="cpu").rounded()
+        whole = trace_step(deep, each, TrainConfig(), layers=5, rows=5, device="cpu")
+        highest = max(highest, *(whole.peak(phase) for phase in whole.stretches if whole.stretches[phase]))
+    assert abs(max(item.total - item.process for item in found.values()) - highest) <= 512
+    exact = trace_flops(deep, shape, layers=5, device="cpu").rounded()
     assert estimator.flops(shape).train(2, 24, 9) == exact.train(2, 24, 9)
     assert estimator.flops(shape).beside(2, 1) == exact.beside(2, 1)

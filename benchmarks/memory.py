@@ -121,24 +121,24 @@ def measured(pin: ModelPin, shape: Shape, micro: int, accumulation: int, blocks:
     from stages.model.batch import Row, collate
     from stages.model.load import load_model
     from stages.technique.recompute import recompute
-    from stages.technique.step import optimizer_for, optimizer_step
 
     torch.manual_seed(0)
     model: Any = shape.technique.wrap(load_model(pin))
     recompute(model, blocks)
     model.train()
-    optimizer = optimizer_for(model, TrainConfig(), 1e-4, shape.optimizer_states)
+    optimizer = shape.technique.optimizer(model, TrainConfig(), 1e-4, 0, shape.optimizer_states)
     mask = np.arange(shape.row_tokens) >= shape.row_tokens - shape.answers
     draw = np.random.default_rng(0)
     rows = [Row(str(n), draw.integers(3, 500, shape.row_tokens), mask) for n in range(micro)]
     window = [collate(rows) for _ in range(accumulation)]
 
     def step() -> None:
-        optimizer_step(model, optimizer, window, clip=1.0, precision=shape.precision, loss_chunks=shape.loss_chunks,
+        optimizer.step(window, 1e-4, clip=1.0, precision=shape.precision, loss_chunks=shape.loss_chunks,
                        in_backward=shape.update_in_backward)  # fmt: skip
 
+    optimizer.stand()
     step()
-    states = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    states = [value for each in optimizer.stand().values() for value in each]
     stays = {item.untyped_storage().data_ptr(): item.untyped_storage().nbytes()
              for item in (*model.parameters(), *model.buffers(), *states)}  # fmt: skip
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:

@@ -105,7 +105,8 @@ class Pieces:
     Args:
         kept: traces (with few rows and one more) in which every block keeps its activations.
         again: traces in which all blocks but the last, or all, are recomputed; None where that may not be chosen.
-        layers: of the model; with more than were traced, the last traced block of its kind stands for further ones.
+        layers: of the model; with more than were traced, the last traced block but one stands for further ones (of two,
+            the last, which the head follows at once).
         extra, speed, precision: see `piece_of`.
     """
 
@@ -129,8 +130,9 @@ class Pieces:
     def block(self, phase: str, place: int, again: bool) -> Piece:
         """Return the piece of block `place`."""
         blocks = self._found[again][phase][1]
-        further = max(1, len(blocks) - (2 if again else 1))  # recomputing, the last traced block is not
-        return blocks[place] if len(blocks) == self.layers else blocks[min(place, further)]
+        if len(blocks) == self.layers or (len(blocks) > 2 and place == self.layers - 1 and not again):
+            return blocks[place - self.layers]
+        return blocks[min(place, max(1, len(blocks) - 2))]
 
     def before(self, phase: str, first_again: bool) -> Piece:
         """Return the piece before the first block (in a backward pass: after it), by the first block's choice."""

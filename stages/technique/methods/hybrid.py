@@ -73,6 +73,11 @@ class Hybrid(Technique):
             return (longest,)
         return (self.long_tokens, longest)
 
+    @property
+    def traced_layers(self) -> int:
+        """Without activations kept, the third layer is the first that begins with what all further ones begin with."""
+        return 3
+
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model with every layer whole, as it was held."""
         from stages.model.packed import release_packed

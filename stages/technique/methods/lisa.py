@@ -47,8 +47,8 @@ class Lisa(Technique):
 
     @property
     def traced_layers(self) -> int:
-        """The drawn layers and one that waits."""
-        return self.layers + 1
+        """The drawn layers and two that wait."""
+        return self.layers + 2
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model itself."""

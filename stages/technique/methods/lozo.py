@@ -48,6 +48,11 @@ class Lozo(Technique):
 
         return LowRank(model, train, self.epsilon, seed, rank=self.rank, interval=self.interval, momentum=self.momentum)
 
+    @property
+    def traced_layers(self) -> int:
+        """Without activations kept, the third layer is the first that begins with what all further ones begin with."""
+        return 3
+
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model itself."""
         return model  # type: ignore[return-value]

@@ -44,6 +44,11 @@ class Mezo(Technique):
 
         return Gaussian(model, train, self.epsilon, seed)
 
+    @property
+    def traced_layers(self) -> int:
+        """Without activations kept, the third layer is the first that begins with what all further ones begin with."""
+        return 3
+
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model itself."""
         return model  # type: ignore[return-value]

@@ -78,8 +78,8 @@ def test_its_gradient_is_the_mix_of_both_parts_over_the_rows_of_each(long_tokens
     torch.testing.assert_close(
         result.document_loss_D.double() / result.document_tokens_D,
         torch.tensor(expected).double(),
-        rtol=1e-4,
-        atol=1e-4,
+        rtol=2e-3,
+        atol=2e-3,
     )
     assert result.answer_tokens == result.document_tokens_D.sum()
 

@@ -30,7 +30,11 @@ SETTINGS = [
     {"method": "galore", "rank": 4, "gap": 3},
     {"method": "apollo", "rank": 2, "gap": 3},
 ]
-DEEP = [SETTINGS[2], SETTINGS[4], SETTINGS[6], SETTINGS[7], SETTINGS[9], SETTINGS[10], SETTINGS[11], SETTINGS[12]]
+DEEP = [
+    {"method": "badam"},
+    {"method": "mezo"},
+    {"method": "hybrid", "bits": 4, "long_tokens": 14},
+]  # the others' predicted bytes are held against real steps by `benchmarks.memory`
 if find_spec("bitsandbytes") is None:
     SETTINGS = [item for item in SETTINGS if item["method"] != "qlora"]
 NAMES = ["-".join(map(str, item.values())) for item in SETTINGS]
@@ -71,7 +75,7 @@ def test_a_window_takes_the_operations_that_its_price_says(pin, settings):
         assert counter.total == expected + price.beside(len(window), 1), number
 
 
-@pytest.mark.parametrize("settings", DEEP, ids=[NAMES[SETTINGS.index(item)] for item in DEEP])
+@pytest.mark.parametrize("settings", DEEP, ids=lambda item: item["method"])
 def test_bytes_and_operations_extrapolated_over_depth_and_rows_are_those_at_full_size(deep, settings):
     shape = Shape(technique(**settings), "float32", 24, 10, False)
     estimator = Estimator(deep, TrainConfig(), "cpu")

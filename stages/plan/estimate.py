@@ -17,7 +17,7 @@ from stages.meter.flops import FlopModel
 from stages.model.load import empty_model
 from stages.plan.checkpointing import choose_blocks, least_blocks
 from stages.plan.pieces import SPEEDS, Held, Pieces
-from stages.plan.timeline import PHASES, Timeline
+from stages.plan.timeline import Timeline
 from stages.plan.trace import Shape, trace_flops, trace_step
 from stages.technique.states import scratch_bytes
 
@@ -114,26 +114,30 @@ class Estimator:
     def recomputing(self, shape: Shape, micro_batch: int, accumulation: int, allowed: int) -> tuple[int, ...] | None:
         """Return the blocks whose recomputation costs the least time of all choices that fit `allowed`; None if none.
 
-        What is held all the time, the process included, is taken off first.
+        What is held all the time, the process included, counts too.
         """
-        pieces = self._cut(shape, micro_batch, again=True)
         weights, moments, _ = self._fixed(shape)
-        empty = Held(0, 0)
-        fixed = max(self._phase(shape, name, empty, weights, moments).total for name in PHASES)
+        fixed = self._phase(shape, "forward", Held(0, 0), weights, moments).total
         passes = 2 if shape.update_in_backward else accumulation
-        chosen = choose_blocks(pieces, passes, allowed - fixed)
+        pieces = self._cut(shape, micro_batch, again=True)
+        chosen = choose_blocks(pieces, passes, allowed - fixed, self._scratch(shape))
         return None if chosen is None else tuple(place for place, again in enumerate(chosen) if again)
 
     def least(self, shape: Shape, micro_batch: int, accumulation: int) -> tuple[int, ...]:
         """Return the blocks whose recomputation gives the lowest peak."""
         passes = 2 if shape.update_in_backward else accumulation
-        chosen = least_blocks(self._cut(shape, micro_batch, again=True), passes)
+        chosen = least_blocks(self._cut(shape, micro_batch, again=True), passes, self._scratch(shape))
         return tuple(place for place, again in enumerate(chosen) if again)
 
+    def _scratch(self, shape: Shape) -> dict[str, int]:
+        """Return what the update's kernel holds beside the tensors that are traced, by phase."""
+        if shape.optimizer_states != "8bit":
+            return {}
+        size = scratch_bytes(self._traces(shape, again=False)[0].largest, self.device)
+        return {"backward again" if shape.update_in_backward else "update": size}
+
     def _phase(self, shape: Shape, name: str, held: Held, weights: int, moments: int) -> PhaseBytes:
-        scratch = direction = 0
-        if shape.optimizer_states == "8bit" and name == ("backward again" if shape.update_in_backward else "update"):
-            scratch = scratch_bytes(self._traces(shape, again=False)[0].largest, self.device)
+        direction = 0
         if self.train.influence:
             exact = self._fixed(replace(shape, optimizer_states="float32"))[1]
             direction = exact // 2 + FORMED_BYTES
@@ -141,7 +145,7 @@ class Estimator:
             weights=weights,
             moments=moments + direction,
             gradients=held.gradients,
-            activations=held.peak - held.gradients + scratch,
+            activations=held.peak - held.gradients + self._scratch(shape).get(name, 0),
             process=PROCESS_BYTES[self.device],
         )
 

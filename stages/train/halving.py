@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
 from data_contracts.errors import BudgetError
+from stages.technique.attempt import ShortOfMemoryError, generators, restore
 from stages.train.position import Position
 from stages.train.windows import Windows
+
+T = TypeVar("T")
+
+
+def within_memory(
+    attempt: Callable[[Windows], T], windows: Windows, at: Position, run_step: int, device: str
+) -> tuple[Windows, T]:
+    """Return the windows as they are from now on, and what `attempt` made of a step.
+
+    Where memory runs out before an update, the step is made again from the same generator states with `halved` windows;
+    see there for the arguments and what is raised.
+    """
+    states = generators(torch.device(device))
+    while True:
+        try:
+            return windows, attempt(windows)
+        except ShortOfMemoryError as error:
+            found = str(error)
+        windows = halved(windows, at, run_step, found)
+        restore(states)
 
 
 def halved(windows: Windows, at: Position, run_step: int, found: str) -> Windows:

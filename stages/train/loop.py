@@ -21,12 +21,11 @@ import torch
 
 from data_contracts.errors import BudgetError
 from stages.meter.flops import FlopModel
-from stages.technique.attempt import ShortOfMemoryError, generators, restore
 from stages.technique.noise import NoiseScale
 from stages.technique.step import StepResult
 from stages.train.best import Best
 from stages.train.examples import Examples
-from stages.train.halving import cut, halved
+from stages.train.halving import cut, within_memory
 from stages.train.influence import Influence
 from stages.train.job import Job
 from stages.train.order import MicroBatch
@@ -132,14 +131,8 @@ class _Segment:
     def _step(self) -> None:
         began, at, group = time.perf_counter(), self.at, self.group
         rate, phase = self.schedule.at(at.step, self.start.run_step + at.step)
-        states = generators(torch.device(group.device))
-        while True:
-            try:
-                window, mine, result = self._attempt(rate)
-                break
-            except ShortOfMemoryError as error:
-                self.windows = halved(self.windows, at, self.start.run_step, str(error))
-            restore(states)
+        self.windows, made = within_memory(self._attempt, self.windows, at, self.start.run_step, group.device)
+        window, mine, result = made
         tokens = int(self.examples.lengths[window].sum())
         at.flops += self.windows.flops(self._price, at.step) if self.meter else 0
         at.step, at.tokens = at.step + 1, at.tokens + tokens
@@ -165,14 +158,14 @@ class _Segment:
         if at.step < at.steps:
             self._direct(again=loss is not None and self.remakes)
 
-    def _attempt(self, rate: float) -> tuple[np.ndarray, list[MicroBatch], StepResult]:
+    def _attempt(self, windows: Windows) -> tuple[np.ndarray, list[MicroBatch], StepResult]:
         group, plan = self.group, self.job.plan
-        window, layout = self.windows.layout(self.at.step)
+        window, layout = windows.layout(self.at.step)
         mine = layout[group.rank :: group.size]
         batches = [self.examples.batch(window, micro, plan.packed).to(group.device) for micro in mine]
         result = self.optimizer.step(
             batches,
-            rate,
+            self.schedule.at(self.at.step, self.start.run_step + self.at.step)[0],
             clip=self.job.train.clip,
             precision=plan.precision,
             all_reduce=group.sum_ if group.size > 1 else None,

@@ -22,7 +22,7 @@ from stages.model.batch import Row, collate
 from stages.model.load import load_model, pin_model
 from stages.model.loss import document_losses
 from stages.plan.estimate import PROCESS_BYTES, Estimator
-from stages.plan.trace import Shape, trace_step
+from stages.plan.trace import Shape, trace_flops, trace_step
 from stages.technique.base import Technique
 
 MIB = 2**20
@@ -65,6 +65,29 @@ def test_a_block_recomputed_after_one_that_is_not_is_off_by_no_more_than_a_kerne
     found = Estimator(pin, TrainConfig(), "cpu").phases(shape, 7, 2, (1, 3))
     whole = trace_step(pin, shape, TrainConfig(), layers=pin.layers, rows=7, device="cpu", recomputed=(1, 3))
     assert all(abs(phase.total - phase.process - whole.peak(name)) <= 512 for name, phase in found.items())
+
+
+@pytest.mark.shared
+def test_operations_of_some_recomputed_blocks_are_those_of_a_trace_at_full_depth(pin: ModelPin) -> None:
+    shape = shape_of("lora")
+    for blocks in ((0, 1), ALL):
+        found = Estimator(pin, TrainConfig(), "cpu").flops(shape, blocks)
+        whole = trace_flops(pin, shape, layers=pin.layers, device="cpu", recomputed=blocks)
+        assert found == whole
+    assert found.train(1, 64) > Estimator(pin, TrainConfig(), "cpu").flops(shape).train(1, 64)
+
+
+@pytest.mark.shared
+def test_moments_in_8_bits_and_gradients_used_at_once_are_counted_from_the_shapes(pin: ModelPin) -> None:
+    pytest.importorskip("bitsandbytes")
+    estimator = Estimator(pin, TrainConfig(), "cpu")
+    eight = estimator.phases(shape_of("full", optimizer_states="8bit"), 2, 2)["update"]
+    matrices = [p.numel() for p in load_model(pin).parameters()]
+    expected = sum(2 * n + 2 * 4 * -(-n // 256) if n >= 4096 else 8 * n for n in matrices)
+    assert eight.moments == expected
+    inside = estimator.phases(shape_of("full", update_in_backward=True), 8, 1)
+    assert all(phase.gradients == 0 for phase in inside.values())
+    assert set(inside) == {"forward", "backward", "forward again", "backward again", "update"}
 
 
 @pytest.mark.shared

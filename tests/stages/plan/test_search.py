@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from stages.plan import search as module
 from stages.plan.checkpointing import choose_blocks, least_blocks
 from stages.plan.estimate import PhaseBytes, Priced
 from stages.plan.pieces import Piece, Pieces
-from stages.plan.search import front, search
+from stages.plan.search import Way, front, search
 from stages.plan.trace import Shape
 from stages.technique.base import Technique
 from tests.stages.plan.test_checkpointing import random_pieces
@@ -131,29 +132,38 @@ def test_a_brute_force_search_finds_nothing_better_for_200_models_and_budgets(mo
     assert refused == 40
 
 
-def test_savings_that_are_not_allowed_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "has_8bit", lambda: True)
-    model = MadeUp(1)
-    settings = {"micro_batches": (4, 2, 1), "headroom": 0.0}
-
-    def ways(*savings: str) -> list[list[str]]:
-        try:
-            return [way.savings for way in search(model, SHAPES, PlanConfig(savings=savings, **settings),
-                                                  window=8, workers=0, limit=1)[1]]  # fmt: skip
-        except DoesNotFitError as error:
-            return [[error.found]]
-
-    few, more = ways(), ways("recompute")
-    assert "blocks recomputed" not in few[0][0]
-    assert "blocks recomputed" in more[0][0]
-
-
-def test_several_workers_do_not_update_inside_the_backward_pass() -> None:
-    model, plan = MadeUp(2), PlanConfig(micro_batches=(4, 2, 1), headroom=0.0)
-    assert _needed(model, plan, 2) > _needed(model, plan, 0)
-
-
-def _needed(model: MadeUp, plan: PlanConfig, workers: int) -> int:
+def ways_at_the_least_budget(model: MadeUp, workers: int, **settings: Any) -> list[Way]:
+    """Return all ways priced for the least budget that one fits."""
+    plan = PlanConfig(micro_batches=(4, 2, 1), headroom=0.0, **settings)
     with pytest.raises(DoesNotFitError) as caught:
         search(model, SHAPES[:1], plan, window=8, workers=workers, limit=1)
-    return caught.value.needed_bytes
+    return search(model, SHAPES[:1], plan, window=8, workers=workers, limit=caught.value.needed_bytes)[1]
+
+
+@pytest.mark.parametrize(
+    ("saving", "word"),
+    [
+        ("recompute", "recomputed"),
+        ("chunked_loss", "parts"),
+        ("update_in_backward", "inside"),
+        ("states_8bit", "8 bits"),
+    ],
+)
+def test_only_savings_that_are_allowed_are_used(monkeypatch: pytest.MonkeyPatch, saving: str, word: str) -> None:
+    monkeypatch.setattr(module, "has_8bit", lambda: True)
+    model = MadeUp(2)
+    model.share["full"] = 400.0 if saving == "update_in_backward" else 2.0  # gradients that are worth more than rows
+    names = {name for way in ways_at_the_least_budget(model, 0, savings=(saving,)) for name in way.savings}
+    assert names
+    assert all(word in name for name in names)
+
+
+def test_several_workers_do_not_update_inside_the_backward_pass_and_8_bits_ask_for_a_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "has_8bit", lambda: False)
+    found = [
+        {name for way in ways_at_the_least_budget(MadeUp(2), workers) for name in way.savings} for workers in (0, 2)
+    ]
+    assert [any("inside" in name for name in names) for names in found] == [True, False]
+    assert not any("8 bits" in name for names in found for name in names)

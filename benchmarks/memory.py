@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from stages.plan.search import Way
     from stages.plan.trace import Shape
 
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "3M": {"vocab_size": 2048, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 5},
     "20M": {"vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8},
 }
-LLAMA_8B = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+LLAMA_8B: dict[str, Any] = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
             "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072}  # fmt: skip
 TORCHTUNE_GIB = {"full": "18.9 to 37.4", "lora": "16.2 to 30.3"}
 """Llama-3.1-8B, batch 2, packed rows of 2,048 tokens: torchtune's README; the smaller figure on a 24 GB card with its
@@ -59,7 +59,7 @@ def llama(folder: Path, **sizes: int) -> ModelPin:
     from stages.model.load import pin_model
 
     torch.manual_seed(0)
-    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    heads: dict[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": True}
     LlamaForCausalLM(LlamaConfig(**{**heads, "max_position_embeddings": 512, **sizes})).save_pretrained(folder)
     return pin_model(ModelConfig(path=str(folder)), Path("/"))
 

@@ -110,6 +110,9 @@ class Pieces:
         extra, speed, precision: see `piece_of`.
     """
 
+    passes: float = 1.0
+    """Forward passes that a micro-batch takes."""
+
     def __init__(
         self,
         kept: tuple[Timeline, Timeline],
@@ -125,7 +128,7 @@ class Pieces:
         if again is not None:
             self._found[True] = _by_phase(again, extra, speed, precision)
         self.start = kept[0].stretches["forward"][0].start
-        self._passes = kept[0].passes
+        self.passes = kept[0].passes
 
     def block(self, phase: str, place: int, again: bool) -> Piece:
         """Return the piece of block `place`."""
@@ -148,7 +151,6 @@ class Pieces:
         With one micro-batch no phase meets gradients of an earlier one, and the phases named "again" are left out. The
         update's seconds are those of the traced depth.
         """
-        passes = self._passes
         level, waiting = self.start, 0
         held, seconds = {}, {}
         for name in PHASES:
@@ -160,7 +162,7 @@ class Pieces:
                 if level + piece.peak > most:
                     most, at_most = level + piece.peak, waiting + piece.gradients_at_peak
                 level, waiting, took = level + piece.delta, waiting + piece.gradients, took + piece.seconds
-            forward = passes if name.startswith("forward") else 1
+            forward = self.passes if name.startswith("forward") else 1
             held[name], seconds[name] = Held(most, at_most), often * took * forward
         return held, seconds
 

@@ -1,14 +1,15 @@
 """Adam on one layer at a time, the others held in few bits, beside a slope read by forward passes alone.
 
-The layer at hand stands in float32; leaving it packs it again with stochastic rounding. The gradient of a window is
-(1 − α) g₁ + α g₀ z: g₁ from backward passes, g₀ the slope along a Gaussian direction z of the layer's own weights (see
-`zeroth.py`), both means over answer tokens and both clipped. Rows longer than `long_tokens` take part in g₀ alone, so
-that no activations are kept for them; without it every row takes part in both.
+The layer at hand stands in float32; leaving it packs it again with stochastic rounding. A window moves it by AdamW on
+g₁, from backward passes, and by −lr·α·g₀·z: g₀ is the slope along a Gaussian direction z of the layer's own weights (see
+`zeroth.py`). Both are means over answer tokens and clipped. Rows longer than `long_tokens` take part in g₀ alone, so
+that no activations are kept for them; without it every row takes part in both. g₀ z stays out of AdamW's moments: where
+it came alone they would stretch its noise to whole steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -47,7 +48,7 @@ class PackedBlocks(Optimizer):
         schedule: which layer trains when; its seed also decides directions and rounding.
         train, rate: AdamW's settings.
         bits: of the layers that are packed.
-        share: α, the zeroth-order part of the gradient.
+        share: α, the zeroth-order step's rate over AdamW's.
         epsilon: how far weights are moved to read the slope.
         long_tokens: padded length above which rows are read by forward passes alone; None reads every row both ways.
     """
@@ -76,7 +77,8 @@ class PackedBlocks(Optimizer):
                 setattr(parent, key, child.plain())
         layer.requires_grad_(True)
         self.adamw = optimizer_for(self.model, self._train, self._rate)
-        self.probe = Gaussian(self.model, self._train, self.epsilon, self.schedule.seed)
+        undecayed = self._train.model_copy(update={"weight_decay": 0.0})
+        self.probe = Gaussian(self.model, undecayed, self.epsilon, self.schedule.seed)
 
     def _leave(self) -> None:
         """Pack the layer at hand; its moments go first, so that nothing stands twice."""
@@ -100,15 +102,13 @@ class PackedBlocks(Optimizer):
         near = [batch for batch, long in zip(window, apart, strict=True) if not long]
         far = [batch for batch, long in zip(window, apart, strict=True) if long or self.long_tokens is None]
         slope, side = self.probe.slope(far, how)
-        blend = _Blend(self, slope * min(1.0, how["clip"] / (abs(slope) + 1e-6)) if side.applied else None)
-        if side.answer_tokens > 0 and not side.applied:
-            blend.broken = True
-        result = optimizer_step(self.model, cast(torch.optim.Optimizer, blend), near, **how)
-        if side.applied and not result.answer_tokens:
-            blend.step()
-            self.adamw.zero_grad(set_to_none=True)
-        applied = blend.taken
-        self.windows, self.updates = self.windows + 1, self.updates + applied
+        whole = side.applied or not side.answer_tokens
+        inner = self.adamw if whole else _Idle(self.probe.named.values())
+        result = optimizer_step(self.model, cast(torch.optim.Optimizer, inner), near, **how)
+        applied = whole and (result.applied or (side.applied and not result.answer_tokens))
+        if applied and side.applied and self.share:
+            self.probe.descend(slope * min(1.0, how["clip"] / (abs(slope) + 1e-6)), self.share * rate)
+        self.windows, self.updates = self.windows + 1, self.updates + (whole and result.applied)
         return replace(_joined(window, apart, result, side, self.long_tokens is not None), applied=applied)
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -187,29 +187,19 @@ class PackedBlocks(Optimizer):
             self.layers[self.block][1].requires_grad_(True)
 
 
-class _Blend:
-    """Stands for AdamW in `optimizer_step`: adds the zeroth-order part to the gradients before AdamW sees them.
+class _Idle:
+    """Stands for AdamW in `optimizer_step` where a window is not to be applied, and only its losses are asked for."""
 
-    `slope` is None where no row was read by forward passes alone.
-    """
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
 
-    def __init__(self, owner: PackedBlocks, slope: float | None) -> None:
-        self._owner, self._slope, self.broken, self.taken = owner, slope, False, False
-
-    @torch.no_grad()
     def step(self) -> None:
-        if self.broken:
-            return
-        share, probe = self._owner.share, self._owner.probe
-        if self._slope is not None and share:
-            for name, item in probe.named.items():
-                along = probe.moved(name, torch.zeros_like(item), share * self._slope)
-                item.grad = along if item.grad is None else item.grad.mul_(1 - share).add_(along)
-        self._owner.adamw.step()
-        self.taken = True
+        """Move nothing."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._owner.adamw.zero_grad(set_to_none=set_to_none)
+        """Drop the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
 
 
 def _joined(

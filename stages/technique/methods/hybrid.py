@@ -2,8 +2,8 @@
 
 Three savings at once, where each alone moves the bottleneck: packed waiting layers bound the weights (8.5 or 4.5 bits
 each), block-wise training bounds gradients and moments (12 bytes a parameter of one layer), and rows longer than
-`long_tokens` are read by forward passes alone, which bounds the activations. The zeroth-order term is the slope along
-random directions, as a small part of the gradient: it is the gradient of a smoothed loss, and a regulariser.
+`long_tokens` are read by forward passes alone, which bounds the activations. The zeroth-order term is a small plain
+step along random directions by their slope: in the mean that of a smoothed loss, and a regulariser.
 Sources: Luo, Yu & Li 2024 (BAdam); Li et al. 2024 (Addax, arXiv 2410.06441), section 3, for the term and the split by
 length; Zhao et al. 2024 (arXiv 2412.04787) for stochastic rounding. Their union is what the survey of Schmidt et al.
 2026 (arXiv 2606.10706) proposes.
@@ -38,7 +38,7 @@ class Hybrid(Technique):
     bits: Literal[4, 8] = Field(8, description="Of a waiting layer's weights.")
     block_steps: int = Field(50, ge=1, le=100_000, description="Optimizer steps that a layer trains at a time (K).")
     order: Order = Field("random", description="Of the layers in a cycle; random draws a new one each time.")
-    share: float = Field(1e-3, ge=0, le=1, description="Of the zeroth-order term in the gradient (α).")
+    share: float = Field(1e-3, ge=0, le=1, description="The zeroth-order step's rate over Adam's (α).")
     epsilon: float = Field(1e-3, gt=0, le=1, description="How far weights are moved to read the slope.")
     long_tokens: int | None = Field(
         None,

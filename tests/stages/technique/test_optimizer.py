@@ -33,7 +33,6 @@ SETTINGS = [
 DEEP = [
     {"method": "badam"},
     {"method": "mezo"},
-    {"method": "hybrid", "bits": 4, "long_tokens": 14},
 ]  # the others' predicted bytes are held against real steps by `benchmarks.memory`
 if find_spec("bitsandbytes") is None:
     SETTINGS = [item for item in SETTINGS if item["method"] != "qlora"]

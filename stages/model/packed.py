@@ -62,7 +62,7 @@ class PackedLinear(nn.Module):
         else:
             code = torch.tensor(NF4, dtype=dtype, device=self.codes.device)
             both = torch.stack([self.codes >> 4, self.codes & 15], dim=-1)
-            values = code[both.int()].view(-1, BLOCK)
+            values = code.index_select(0, both.flatten().int()).view(-1, BLOCK)  # indexing would make them 64 bits wide
         return values.mul_(self.scales.to(dtype)).flatten()[:numbers].view(self.out_features, self.in_features)
 
     def plain(self) -> nn.Linear:

@@ -1,7 +1,7 @@
 """Adam on one layer at a time, the others held in few bits, beside a slope read by forward passes alone.
 
 The layer at hand stands in float32; leaving it packs it again with stochastic rounding. A window moves it by AdamW on
-g₁, from backward passes, and by −lr·α·g₀·z: g₀ is the slope along a Gaussian direction z of the layer's own weights (see
+g₁, from backward passes, and by −lr·α·g₀·z: g₀ is the slope along a Gaussian direction z of its own weights (see
 `zeroth.py`). Both are means over answer tokens and clipped. Rows longer than `long_tokens` take part in g₀ alone, so
 that no activations are kept for them; without it every row takes part in both. g₀ z stays out of AdamW's moments: where
 it came alone they would stretch its noise to whole steps.

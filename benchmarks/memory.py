@@ -8,6 +8,7 @@ is bounded by what the resident size grew more than the events say, and stated a
     median_error, worst_error   |predicted - measured| / measured over all cases, the process's own bytes left out
     held                        of plans made for budgets between, how many really stayed within; refused ones that
                                 really exceed are `refused`
+    hybrid_of_least_part        bytes that the hybrid takes on long rows, of those of the least of its three parts
     better_found                of 200 (model, budget) pairs, where a search of every way finds a better one
     seconds_8b                  CPU seconds of a whole plan for Llama-3.1-8B's shape where memory is short
 
@@ -173,6 +174,30 @@ def compare(pin: ModelPin, size: str) -> list[dict[str, Any]]:
     return rows
 
 
+def capped(pin: ModelPin) -> dict[str, Any]:
+    """Return what the hybrid and each of its three parts really take on long rows, one a micro-batch.
+
+    With a memory of anything between the hybrid's and the least of the parts', it alone trains.
+    """
+    from data_contracts.method import resolve
+    from stages.technique.base import Technique
+
+    ways = ({"method": "badam"}, {"method": "qlora", "r": 16}, {"method": "mezo"},
+            {"method": "hybrid", "bits": 4, "long_tokens": 96})  # fmt: skip
+    taken = {}
+    for settings in ways:
+        technique = resolve(Technique, settings, "technique")
+        shapes = [
+            replace(shape_of(str(settings["method"])), technique=technique, row_tokens=length, answers=48)
+            for length in technique.traced_lengths(384)
+        ]
+        taken[str(settings["method"])] = max(
+            int(in_own_process(partial(measured, pin, shape, 1, 2, ()))["bytes"]) for shape in shapes
+        )
+        print(json.dumps({"cap": settings, "bytes": taken[str(settings["method"])]}), flush=True)
+    return {"hybrid_of_least_part": round(taken.pop("hybrid") / min(taken.values()), 3)}
+
+
 def ways_of(estimator: Estimator, layers: int) -> list[tuple[int, float, int]]:
     """Return (technique's place, worth, peak) of every compatible way, each choice of blocks tried; nothing is shared
     with the search but prices."""
@@ -273,7 +298,9 @@ def main() -> None:
             for number, (layers, hidden) in enumerate([(4, 192)] if quick else [(4, 192), (5, 96), (4, 384), (5, 240)])
         ]  # fmt: skip
     errors = [abs(row["error"]) for row in rows]
+        parts = capped(llama(home / "cap", **SIZES["20M"]))
     report("memory", {
+        **parts,
         "median_error": statistics.median(errors),
         "worst_error": max(errors),
         "cases": len(errors),

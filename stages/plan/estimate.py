@@ -185,6 +185,15 @@ class Estimator:
 
     def _traces(self, shape: Shape, again: bool) -> tuple[Timeline, Timeline]:
         shallow = self._shallow(shape)
+        if shape.optimizer_states == "8bit" and not shape.update_in_backward:  # its passes are those of float32
+            few, more = self._traces(replace(shape, optimizer_states="float32"), again)
+            if again:
+                return few, more
+            layers = shape.technique.traced_layers if shallow else self.pin.layers
+            own = trace_step(
+                self.pin, replace(shape, loss_chunks=1), self.train, layers=layers, rows=ROWS[0], device=self.device
+            )
+            return few.with_update(own), more.with_update(own)
         layers = shape.technique.traced_layers + again if shallow else self.pin.layers
         places = tuple(range(layers - 1 if shallow else layers)) if again else ()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ _READ = torch.ops.aten._local_scalar_dense.default
 class Stretch:
     """A part of a phase: one block's, or what lies before or after all of them.
 
-    `ops`, `live`, `gradients`, `flops` and `moved` are alike in length: the operators' names, the bytes held after each
+    `ops`, `live`, `gradients`, `flops` and `moved` are alike in length: the operators, the bytes held after each
     beyond weights and moments, those of them that came up in this stretch and are gradients waiting for the update, the
     operations, and the bytes read and written. `start` and `end` are the bytes held at the borders; `released` those
     that came up here in a forward pass and were given up after its last block (weights that autocast keeps in
@@ -49,7 +49,7 @@ class Stretch:
     start: int
     end: int | None = None
     released: int = 0
-    ops: list[str] = field(default_factory=list)
+    ops: list[Any] = field(default_factory=list)
     live: list[int] = field(default_factory=list)
     flops: list[int] = field(default_factory=list)
     moved: list[int] = field(default_factory=list)
@@ -73,9 +73,22 @@ class Timeline:
     passes: float
     stretches: dict[str, list[Stretch]]
 
+    def with_update(self, other: Timeline) -> Timeline:
+        """Return this step with the moments and the update of `other`, of as many layers."""
+        stretches = {**self.stretches, PHASES[-1]: other.stretches[PHASES[-1]]}
+        return replace(self, moments=other.moments, block_moments=other.block_moments, stretches=stretches)
+
     def peak(self, phase: str) -> int:
         """Return the most held in `phase`, weights and moments included."""
         return self.weights + self.moments + max(max(item.live, default=0) for item in self.stretches[phase])
+
+
+def _tensors(items: Iterable[Any]) -> Iterator[Tensor]:
+    for item in items:
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from _tensors(item)
 
 
 class StorageWatch(TorchDispatchMode):
@@ -166,21 +179,21 @@ class StorageWatch(TorchDispatchMode):
             return 1.0 if args[0].is_floating_point() else 1
         self._move(torch._C._current_autograd_node() is not None)
         out = func(*args, **(kwargs or {}))
-        found = [item for item in tree_leaves(out) if isinstance(item, Tensor)]
+        found = list(_tensors((out,)))
         for item in found:
             self._see(item)
         stretch = self._stretches[self.phase][-1]
-        stretch.ops.append(str(func))
+        stretch.ops.append(func)
         stretch.live.append(self._held)
-        count = FORMULAS.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)
         if func.is_view:
             stretch.flops.append(0)
             stretch.moved.append(0)
             return out
+        count = FORMULAS.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)
         raw = func._overloadpacket in FORMULAS
         shaped = [tuple(a.shape) if isinstance(a, Tensor) else a for a in args] if raw else args
         stretch.flops.append(int(count(*shaped, **({} if raw else {**(kwargs or {}), "out_val": out}))) if count else 0)
-        given = [item for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
+        given = _tensors((args, list((kwargs or {}).values())))
         stretch.moved.append(sum(item.numel() * item.element_size() for item in (*given, *found)))
         return out
 

@@ -61,12 +61,13 @@ def test_the_preferred_technique_is_chosen_where_it_fits_and_planned_on_the_long
 def test_less_memory_gives_savings_and_smaller_micro_batches_then_the_next_technique(
     inputs: dict[str, Artifact], planned: Planned
 ) -> None:
-    free, _, _ = planned({"plan": {"headroom": 0}}, inputs)
+    settings = {"headroom": 0, "savings": ["recompute", "states_8bit"]}
+    free, _, _ = planned({"plan": settings}, inputs)
     assert (free.micro_batch, free.recomputed_blocks, free.optimizer_states, free.loss_chunks) == (4, (), "float32", 1)
     peaks = {(item["technique"], item["micro_batch"]): item["peak_bytes"] for item in free.considered}
     speeds, found = [free.tokens_per_second], []
-    for limit in (peaks["full", 4] - 1, peaks["full", 2] - 1, peaks["full", 1] - 2**20):
-        plan, _, _ = planned({"plan": {"headroom": 0}, "budget": {"peak_bytes": limit}}, inputs)
+    for limit in (peaks["full", 4] - 1, peaks["full", 1] - 1):
+        plan, _, _ = planned({"plan": settings, "budget": {"peak_bytes": limit}}, inputs)
         assert plan.peak_bytes <= limit
         assert plan.technique["method"] == "full"
         assert plan.micro_batch * plan.accumulation == 8
@@ -77,26 +78,26 @@ def test_less_memory_gives_savings_and_smaller_micro_batches_then_the_next_techn
         speeds.append(plan.tokens_per_second * (0.95 if plan.optimizer_states == "8bit" else 1))
         assert speeds[-1] == pytest.approx(worth)
         found.append(plan)
-    assert found[0].recomputed_blocks in ((0,), (0, 1), (0, 1, 2), ())
+    assert len(found[0].recomputed_blocks) == 1
+    assert found[1].recomputed_blocks or found[1].optimizer_states == "8bit"
     assert speeds == sorted(speeds, reverse=True)
-    small = {
-        "budget": {"peak_bytes": min(item["peak_bytes"] for item in found[-1].considered)},
-        "plan": {"headroom": 0},
-    }
-    assert planned(small, inputs)[0].technique["method"] == "lora"
+    least = min(item["peak_bytes"] for item in found[1].considered if item["technique"] == "full")
+    with_less = {"plan": settings, "budget": {"peak_bytes": least - 1}}
+    assert planned(with_less, inputs)[0].technique["method"] == "lora"
 
 
 @pytest.mark.slow
 def test_an_impossible_budget_names_the_nearest_that_would_do(inputs: dict[str, Artifact], planned: Planned) -> None:
+    few = {"plan": {"savings": ["recompute"]}}
     with pytest.raises(BudgetError) as caught:
-        planned({"budget": {"peak_bytes": "100MB"}}, inputs)
+        planned({"budget": {"peak_bytes": "100MB"}, **few}, inputs)
     assert isinstance(caught.value, DoesNotFitError)
     needed = caught.value.needed_bytes
     assert f"at least {needed:,}" in caught.value.remedy
-    plan, _, _ = planned({"budget": {"peak_bytes": needed}}, inputs)
+    plan, _, _ = planned({"budget": {"peak_bytes": needed}, **few}, inputs)
     assert plan.peak_bytes <= 0.9 * needed
     with pytest.raises(BudgetError):
-        planned({"budget": {"peak_bytes": needed - 2}}, inputs)
+        planned({"budget": {"peak_bytes": needed - 2}, **few}, inputs)
 
 
 def test_a_step_that_the_flops_left_cannot_pay_is_refused(inputs: dict[str, Artifact], planned: Planned) -> None:

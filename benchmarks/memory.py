@@ -42,8 +42,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "3M": {"vocab_size": 2048, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 5},
     "20M": {"vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8},
 }
-LLAMA_8B: dict[str, Any] = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072}  # fmt: skip
+LLAMA_8B: dict[str, Any] = {
+    "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+}  # fmt: skip
 TORCHTUNE_GIB = {"full": "18.9 to 37.4", "lora": "16.2 to 30.3"}
 """Llama-3.1-8B, batch 2, packed rows of 2,048 tokens: torchtune's README; the smaller figure on a 24 GB card with its
 memory savers, weights in bfloat16."""
@@ -297,8 +299,8 @@ def main() -> None:
                      20 if quick else 50, 2 if quick else 3)
             for number, (layers, hidden) in enumerate([(4, 192)] if quick else [(4, 192), (5, 96), (4, 384), (5, 240)])
         ]  # fmt: skip
-    errors = [abs(row["error"]) for row in rows]
         parts = capped(llama(home / "cap", **SIZES["20M"]))
+    errors = [abs(row["error"]) for row in rows]
     report("memory", {
         **parts,
         "median_error": statistics.median(errors),

@@ -8,6 +8,7 @@ is bounded by what the resident size grew more than the events say, and stated a
     median_error, worst_error   |predicted - measured| / measured over all cases, the process's own bytes left out
     held                        of plans made for budgets between, how many really stayed within; refused ones that
                                 really exceed are `refused`
+    hybrid_of_least_part        bytes that the hybrid takes on long rows, of those of the least of its three parts
     better_found                of 200 (model, budget) pairs, where a search of every way finds a better one
     seconds_8b                  CPU seconds of a whole plan for Llama-3.1-8B's shape where memory is short
 
@@ -41,8 +42,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "3M": {"vocab_size": 2048, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 5},
     "20M": {"vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8},
 }
-LLAMA_8B: dict[str, Any] = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072}  # fmt: skip
+LLAMA_8B: dict[str, Any] = {
+    "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+}  # fmt: skip
 TORCHTUNE_GIB = {"full": "18.9 to 37.4", "lora": "16.2 to 30.3"}
 """Llama-3.1-8B, batch 2, packed rows of 2,048 tokens: torchtune's README; the smaller figure on a 24 GB card with its
 memory savers, weights in bfloat16."""
@@ -122,25 +125,25 @@ def measured(pin: ModelPin, shape: Shape, micro: int, accumulation: int, blocks:
     from stages.model.load import load_model
     from stages.technique.frozen import halve_frozen
     from stages.technique.recompute import recompute
-    from stages.technique.step import optimizer_for, optimizer_step
 
     torch.manual_seed(0)
     model: Any = shape.technique.wrap(load_model(pin))
     halve_frozen(model, shape.precision)
     recompute(model, blocks)
     model.train()
-    optimizer = optimizer_for(model, TrainConfig(), 1e-4, shape.optimizer_states)
+    optimizer = shape.technique.optimizer(model, TrainConfig(), 1e-4, 0, shape.optimizer_states)
     mask = np.arange(shape.row_tokens) >= shape.row_tokens - shape.answers
     draw = np.random.default_rng(0)
     rows = [Row(str(n), draw.integers(3, 500, shape.row_tokens), mask) for n in range(micro)]
     window = [collate(rows) for _ in range(accumulation)]
 
     def step() -> None:
-        optimizer_step(model, optimizer, window, clip=1.0, precision=shape.precision, loss_chunks=shape.loss_chunks,
+        optimizer.step(window, 1e-4, clip=1.0, precision=shape.precision, loss_chunks=shape.loss_chunks,
                        in_backward=shape.update_in_backward)  # fmt: skip
 
+    optimizer.stand()
     step()
-    states = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    states = [value for each in optimizer.stand().values() for value in each]
     stays = {item.untyped_storage().data_ptr(): item.untyped_storage().nbytes()
              for item in (*model.parameters(), *model.buffers(), *states)}  # fmt: skip
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
@@ -173,6 +176,30 @@ def compare(pin: ModelPin, size: str) -> list[dict[str, Any]]:
         print(json.dumps(row), flush=True)
         rows.append(row)
     return rows
+
+
+def capped(pin: ModelPin) -> dict[str, Any]:
+    """Return what the hybrid and each of its three parts really take on long rows, one a micro-batch.
+
+    With a memory of anything between the hybrid's and the least of the parts', it alone trains.
+    """
+    from data_contracts.method import resolve
+    from stages.technique.base import Technique
+
+    ways = ({"method": "badam"}, {"method": "qlora", "r": 16}, {"method": "mezo"},
+            {"method": "hybrid", "bits": 4, "long_tokens": 96})  # fmt: skip
+    taken = {}
+    for settings in ways:
+        technique = resolve(Technique, settings, "technique")
+        shapes = [
+            replace(shape_of(str(settings["method"])), technique=technique, row_tokens=length, answers=48)
+            for length in technique.traced_lengths(384)
+        ]
+        taken[str(settings["method"])] = max(
+            int(in_own_process(partial(measured, pin, shape, 1, 2, ()))["bytes"]) for shape in shapes
+        )
+        print(json.dumps({"cap": settings, "bytes": taken[str(settings["method"])]}), flush=True)
+    return {"hybrid_of_least_part": round(taken.pop("hybrid") / min(taken.values()), 3)}
 
 
 def ways_of(estimator: Estimator, layers: int) -> list[tuple[int, float, int]]:
@@ -274,8 +301,10 @@ def main() -> None:
                      20 if quick else 50, 2 if quick else 3)
             for number, (layers, hidden) in enumerate([(4, 192)] if quick else [(4, 192), (5, 96), (4, 384), (5, 240)])
         ]  # fmt: skip
+        parts = capped(llama(home / "cap", **SIZES["20M"]))
     errors = [abs(row["error"]) for row in rows]
     report("memory", {
+        **parts,
         "median_error": statistics.median(errors),
         "worst_error": max(errors),
         "cases": len(errors),

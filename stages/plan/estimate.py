@@ -1,8 +1,8 @@
 """Peak bytes and modelled seconds of ways to train one model at its full depth, from traces of a shallow one.
 
-A step of three layers (two recomputed) and one of two (none) are traced with two and with three rows, cut into pieces
-and put together again (`pieces.py`), for any number of rows and any choice of recomputed blocks. Where layers are not
-alike, all of them are traced.
+A step of two layers (`Technique.traced_layers` says how many) and one of a layer more, all but the last recomputed, are
+traced with two and with three rows, cut into pieces and put together again (`pieces.py`), for any number of rows and
+any choice of recomputed blocks. Where layers are not alike, or are no more than that, all of them are traced.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from stages.plan.pieces import SPEEDS, Held, Pieces
 from stages.plan.timeline import Timeline
 from stages.plan.trace import Shape, trace_flops, trace_step
 
-KEPT, AGAIN = 2, 3
-"""Layers traced with all activations kept, and with all but the last one's recomputed. A model of at most three layers
-is traced as it is."""
 ROWS = (2, 3)
 """Rows traced; with one, kernels may skip a copy that two need."""
 PROCESS_BYTES = {"cpu": 640 * 2**20, "cuda": 640 * 2**20}
@@ -82,6 +79,23 @@ class Estimator:
         With one micro-batch the phases named "again" are left out; with updates inside the backward pass they are its
         second pass.
         """
+        lengths = shape.technique.traced_lengths(shape.row_tokens)
+        ways = [self._price(self._at(shape, length), micro_batch, accumulation, recomputed) for length in lengths]
+        phases: dict[str, PhaseBytes] = {}
+        for way in ways:
+            for name, item in way.phases.items():
+                phases[name] = max(phases.get(name, item), item, key=lambda phase: phase.total)
+        return Priced(phases, max(way.seconds for way in ways))
+
+    @staticmethod
+    def _at(shape: Shape, length: int) -> Shape:
+        """Return `shape` for rows of another length."""
+        if length == shape.row_tokens:
+            return shape
+        answers = max(shape.loss_chunks, min(shape.answers, length) // shape.loss_chunks * shape.loss_chunks)
+        return replace(shape, row_tokens=length, answers=answers)
+
+    def _price(self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...]) -> Priced:
         pieces = self._cut(shape, micro_batch, again=bool(recomputed))
         again = tuple(place in recomputed for place in range(pieces.layers))
         held, seconds = pieces.walk(again, 2 if shape.update_in_backward else accumulation)
@@ -150,30 +164,30 @@ class Estimator:
         def traced(layers: int, places: tuple[int, ...] = ()) -> FlopModel:
             return trace_flops(self.pin, plain, layers=layers, device=self.device, recomputed=places)
 
-        if not self._shallow:
-            return traced(self.pin.layers, recomputed)
+        if not self._shallow(shape):
+            return traced(self.pin.layers, recomputed).rounded()
         one = traced(1)
         full = one.deepened(traced(2), self.pin.layers - 1)
-        return full.plus(one, traced(1, (0,)), len(recomputed)) if recomputed else full
+        return (full.plus(one, traced(1, (0,)), len(recomputed)) if recomputed else full).rounded()
 
-    @property
-    def _shallow(self) -> bool:
+    def _shallow(self, shape: Shape) -> bool:
         if self._alike is None:
             self._alike = _layers_alike(self.pin)
-        return self._alike and self.pin.layers > AGAIN
+        return self._alike and self.pin.layers > shape.technique.traced_layers + 1
 
     def _traces(self, shape: Shape, again: bool) -> tuple[Timeline, Timeline]:
+        shallow = self._shallow(shape)
         if shape.optimizer_states == "8bit" and not shape.update_in_backward:  # its passes are those of float32
             few, more = self._traces(replace(shape, optimizer_states="float32"), again)
             if again:
                 return few, more
-            layers = KEPT if self._shallow else self.pin.layers
+            layers = shape.technique.traced_layers if shallow else self.pin.layers
             own = trace_step(
                 self.pin, replace(shape, loss_chunks=1), self.train, layers=layers, rows=ROWS[0], device=self.device
             )
             return few.with_update(own), more.with_update(own)
-        layers = (AGAIN if again else KEPT) if self._shallow else self.pin.layers
-        places = tuple(range(layers - 1 if self._shallow else layers)) if again else ()
+        layers = shape.technique.traced_layers + again if shallow else self.pin.layers
+        places = tuple(range(layers - 1 if shallow else layers)) if again else ()
 
         def trace(rows: int) -> Timeline:
             settings = {"layers": layers, "rows": rows, "device": self.device}
@@ -199,9 +213,9 @@ class Estimator:
     def _fixed(self, shape: Shape) -> tuple[int, int, float]:
         """Return the bytes of weights and moments at full depth, and moments over those traced."""
         trace = self._traces(shape, again=False)[0]
-        more = self.pin.layers - len(trace.block_weights) if self._shallow else 0
-        weights = trace.weights + (more * trace.block_weights[1] if more else 0)
-        moments = trace.moments + (more * trace.block_moments[1] if more else 0)
+        more = self.pin.layers - len(trace.block_weights) if self._shallow(shape) else 0
+        weights = trace.weights + (more * trace.block_weights[-1] if more else 0)
+        moments = trace.moments + (more * trace.block_moments[-1] if more else 0)
         return weights, moments, moments / trace.moments if trace.moments else 1.0
 
 

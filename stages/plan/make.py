@@ -140,6 +140,8 @@ def _plan(
         micro_batch_flops(flops, 1, int(n), int(a), loss_chunks=chunks, update_in_backward=inside)
         for n, a in zip(lengths, answers, strict=True)
     )
+    batches = math.ceil(rows.pool / chosen.micro_batch)
+    train += flops.beside(batches, math.ceil(batches / (chosen.accumulation * max(1, config.train.workers))))
     forward = sum(flops.forward(1, int(n), int(a)) for n, a in zip(lengths, answers, strict=True))
     return Plan(
         technique={"method": type(technique).name(), **technique.model_dump(mode="json")},

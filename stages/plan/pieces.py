@@ -105,9 +105,13 @@ class Pieces:
     Args:
         kept: traces (with few rows and one more) in which every block keeps its activations.
         again: traces in which all blocks but the last, or all, are recomputed; None where that may not be chosen.
-        layers: of the model; with more than were traced, the second traced block stands for the further ones.
+        layers: of the model; with more than were traced, the last traced block but one stands for further ones (of two,
+            the last, which the head follows at once).
         extra, speed, precision: see `piece_of`.
     """
+
+    passes: float = 1.0
+    """Forward passes that a micro-batch takes."""
 
     def __init__(
         self,
@@ -124,11 +128,14 @@ class Pieces:
         if again is not None:
             self._found[True] = _by_phase(again, extra, speed, precision)
         self.start = kept[0].stretches["forward"][0].start
+        self.passes = kept[0].passes
 
     def block(self, phase: str, place: int, again: bool) -> Piece:
         """Return the piece of block `place`."""
         blocks = self._found[again][phase][1]
-        return blocks[place] if len(blocks) == self.layers else blocks[min(place, 1)]
+        if len(blocks) == self.layers or (len(blocks) > 2 and place == self.layers - 1 and not again):
+            return blocks[place - self.layers]
+        return blocks[min(place, max(1, len(blocks) - 2))]
 
     def before(self, phase: str, first_again: bool) -> Piece:
         """Return the piece before the first block (in a backward pass: after it), by the first block's choice."""
@@ -155,7 +162,8 @@ class Pieces:
                 if level + piece.peak > most:
                     most, at_most = level + piece.peak, waiting + piece.gradients_at_peak
                 level, waiting, took = level + piece.delta, waiting + piece.gradients, took + piece.seconds
-            held[name], seconds[name] = Held(most, at_most), often * took
+            forward = self.passes if name.startswith("forward") else 1
+            held[name], seconds[name] = Held(most, at_most), often * took * forward
         return held, seconds
 
     def _order(self, name: str, again: Sequence[bool]) -> Iterator[Piece]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from data_contracts.config import PlanConfig
+from data_contracts.config import PlanConfig, Saving
 from data_contracts.errors import DoesNotFitError
 from stages.plan.estimate import PhaseBytes, Priced
 from stages.plan.trace import Shape
@@ -177,8 +177,11 @@ class _Terms:
                 first = self.way(saved, micro_batch)
                 if saved is not shape:
                     yield first
-                if not first.fits and "recompute" in self.plan.savings:
+                if not first.fits and "recompute" in self._allowed(shape):
                     yield from self._recomputing(first)
+
+    def _allowed(self, shape: Shape) -> list[Saving]:
+        return [saving for saving in self.plan.savings if saving in shape.technique.savings]
 
     def _recomputing(self, way: Way) -> Iterator[Way]:
         """Yield the fastest choice of blocks that fits, or the smallest where none does; `way` recomputes none."""
@@ -191,7 +194,7 @@ class _Terms:
 
     def _shapes(self, shape: Shape, plain: Way) -> Iterator[Shape]:
         """Yield the shapes of all compatible savings but recomputation, `shape` itself first."""
-        savings, phase = self.plan.savings, next(iter(plain.phases.values()))
+        savings, phase = self._allowed(shape), next(iter(plain.phases.values()))
         trains_much = phase.moments >= LEAST_SHARE * phase.weights
         chunks = (1, LOSS_CHUNKS) if "chunked_loss" in savings else (1,)
         inside = trains_much and "update_in_backward" in savings and self.workers <= 1

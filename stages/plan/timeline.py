@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -60,13 +61,15 @@ class Stretch:
 class Timeline:
     """A traced step: stretches by phase in the order they ran, and the bytes held all the time.
 
-    `block_weights` and `block_moments` are those of each block.
+    `block_weights` and `block_moments` are those of each block, `passes` the forward passes that a micro-batch takes.
+    Of several that follow each other the last is here: before a backward pass it alone keeps activations.
     """
 
     weights: int
     moments: int
     block_weights: tuple[int, ...]
     block_moments: tuple[int, ...]
+    passes: float
     stretches: dict[str, list[Stretch]]
 
     def with_update(self, other: Timeline) -> Timeline:
@@ -100,6 +103,7 @@ class StorageWatch(TorchDispatchMode):
         self._number = 0
         self._stretches: list[list[Stretch]] = [[] for _ in PHASES]
         self._waiting: list[tuple[int, Stretch, int, int]] = []
+        self._calls = 0
 
     def own(self, tensors: Iterable[Tensor]) -> int:
         """Take tensors that stay all the time (weights, moments) out of what is followed; return their bytes."""
@@ -114,17 +118,25 @@ class StorageWatch(TorchDispatchMode):
     @contextmanager
     def following(self, decoder: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[None]:
         """Watch the step inside; each call of `decoder` starts a micro-batch, each of `blocks` a stretch."""
-        calls = 0
 
         def start(*_: Any) -> None:
-            nonlocal calls
-            self.phase, calls = 2 * calls, calls + 1
-            if self.phase:
+            self._calls += 1
+            if self.phase % 2:
+                self.phase += 1
                 self._begin(BEFORE)
+            elif self._calls > 1:
+                self._stretches[self.phase].clear()
+                self._begin(BEFORE)
+
+        def update(*_: Any) -> None:
+            if self.phase in (0, 2):
+                self.phase = 4
+                self._begin(AFTER)
 
         self._begin(BEFORE)
         with ExitStack() as exits:
             exits.callback(decoder.register_forward_pre_hook(start).remove)
+            exits.callback(register_optimizer_step_pre_hook(update).remove)
             for place, block in enumerate(blocks):
                 exits.callback(block.register_forward_pre_hook(self._entering(place)).remove)
                 exits.callback(block.register_forward_hook(self._leaving(place, len(blocks))).remove)
@@ -225,4 +237,6 @@ class StorageWatch(TorchDispatchMode):
                 stretch.gradients = np.cumsum(born)
         own, states = zip(*blocks, strict=True) if blocks else ((), ())
         found = dict(zip(PHASES, self._stretches, strict=True))
-        return Timeline(weights, moments, tuple(own), tuple(states), found)
+        if not found["backward"]:  # forward passes alone: the second micro-batch's are those of the first
+            found["forward again"] = found["forward"]
+        return Timeline(weights, moments, tuple(own), tuple(states), max(1.0, self._calls / 2), found)

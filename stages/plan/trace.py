@@ -27,8 +27,8 @@ from stages.plan.timeline import StorageWatch, Timeline
 from stages.technique.base import Technique
 from stages.technique.frozen import halve_frozen
 from stages.technique.recompute import blocks_of, recompute
-from stages.technique.states import AdamW8bit, code_values, empty_state
-from stages.technique.step import States, optimizer_for, optimizer_step, trainable
+from stages.technique.states import AdamW8bit, code_values
+from stages.technique.step import States
 
 
 @dataclass(frozen=True)
@@ -64,33 +64,32 @@ def trace_step(
     where updates are made inside the backward pass."""
     if shape.optimizer_states == "8bit":
         code_values()  # made of real numbers
+    window = 1 if shape.update_in_backward else 2
     mode = FakeTensorMode()
     model = fake_model(pin, shape, layers=layers, device=device, mode=mode, recomputed=recomputed)
     batch = _fake_batch(shape, rows, device, mode)
     watch, blocks = StorageWatch(), blocks_of(model)
     with mode, plain_positions():
-        optimizer = optimizer_for(model, train, 1e-3, shape.optimizer_states)
-        if isinstance(optimizer, AdamW8bit):
-            optimizer.piece = 2**62  # pieces are views: the same bytes, traced once
-        for parameter in trainable(model).values():
-            optimizer.state[parameter] = _state(optimizer, parameter)
+        optimizer = shape.technique.optimizer(model, train, 1e-3, 0, shape.optimizer_states)
+        if isinstance(inner := getattr(optimizer, "adamw", None), AdamW8bit):
+            inner.piece = 2**62  # pieces are views: the same bytes, traced once
+        held = optimizer.stand()
+        names = {parameter: name for name, parameter in model.named_parameters()}
 
         def states(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-            held = (value for item in parameters for value in optimizer.state.get(item, {}).values())
-            return [value for value in held if torch.is_tensor(value)]
+            return [value for item in parameters for value in held.get(names.get(item, ""), ())]
 
         of_blocks = [
             (watch.own([*block.parameters(), *block.buffers()]), watch.own(states(block.parameters())))
             for block in blocks
         ]
         weights = watch.own([*model.parameters(), *model.buffers()]) + sum(size for size, _ in of_blocks)
-        moments = watch.own(states(model.parameters())) + sum(size for _, size in of_blocks)
+        moments = watch.own(item for each in held.values() for item in each) + sum(size for _, size in of_blocks)
         watch.own(_tensors(batch))
         with watch.following(plain(model).base_model, blocks):
-            optimizer_step(
-                model,
-                optimizer,
-                [batch] if shape.update_in_backward else [batch, batch],
+            optimizer.step(
+                [batch] * window,
+                1e-3,
                 clip=train.clip,
                 precision=shape.precision,
                 loss_chunks=shape.loss_chunks,
@@ -99,23 +98,19 @@ def trace_step(
     return watch.timeline(weights, moments, of_blocks)
 
 
-def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
-    """Return the state that `parameter` has from its second update on."""
-    if isinstance(optimizer, AdamW8bit):
-        return empty_state(parameter)
-    zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-    return {"step": torch.tensor(1.0), **zeros}
-
-
 @lru_cache(maxsize=16)
 def trace_flops(
     pin: ModelPin, shape: Shape, *, layers: int, device: str, recomputed: tuple[int, ...] = ()
 ) -> FlopModel:
-    """Return the operations of training a model of `layers` layers in this way."""
+    """Return the operations of training a model of `layers` layers in this way, a window's mean over a long training.
+
+    The mean is not rounded: it is linear in depth as it is.
+    """
     mode = FakeTensorMode()
     model = fake_model(pin, shape, layers=layers, device=device, mode=mode, recomputed=recomputed)
     with mode:
-        return FlopModel.trace(model, train=True)
+        optimizer = shape.technique.optimizer(model, TrainConfig(), 1e-3, 0)
+        return FlopModel.mean([optimizer.price(window) for window in optimizer.cycle()])
 
 
 def fake_model(

@@ -98,8 +98,7 @@ def moments_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Moments:
     for name, parameter in trainable(model).items():
         state = optimizer.state.get(parameter, {})
         if not state:
-            zero = torch.zeros_like(parameter)
-            moments[name] = (zero, zero)
+            moments[name] = (torch.zeros_like(parameter), torch.zeros_like(parameter))  # two: a file names each once
         elif isinstance(optimizer, AdamW8bit):
             moments[name] = decode(optimizer, parameter, state)
         else:

@@ -18,7 +18,6 @@ class Position:
         steps: planned steps; fewer once the policy ends the segment or begins its decay.
         schedule, noise: states of the schedule and of the noise scale.
         step: steps made.
-        updates: of Adam, those before this segment included.
         tokens, flops: of training; eval_tokens, eval_flops: of evaluations; score_tokens, score_flops: of influence.
         direction_step: step of the run whose weights made the direction of influence; None before there is one.
         evaluated: evaluations made.
@@ -34,7 +33,6 @@ class Position:
     schedule: dict[str, Any]
     noise: dict[str, float] = field(default_factory=lambda: NoiseScale().state())
     step: int = 0
-    updates: int = 0
     tokens: int = 0
     flops: int = 0
     eval_flops: int = 0

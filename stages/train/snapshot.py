@@ -1,7 +1,7 @@
 """Resume snapshots: everything a segment needs to go on from a step as if it had never stopped.
 
 A snapshot is a folder with `state.json` (position, schedule, best evaluation, counters) and `tensors.safetensors`
-(trained parameters, optimizer states, every rank's generator states, influence's direction). It is complete or absent
+(moved weights, the optimizer's state, every rank's generator states, influence's direction). It is complete or absent
 by rename; the last two are kept. A snapshot of other work, or one that cannot be read, is passed over.
 """
 
@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from stages.technique.step import held_states, load_states, trainable
+from stages.technique.optimizer import Optimizer
 from stages.workers.group import Group
 
 STATE, TENSORS = "state.json", "tensors.safetensors"
+OPTIMIZER = "optimizer."
 KEPT = 2
 
 
@@ -43,13 +44,14 @@ class Snapshot:
     folder: Path
     state: dict[str, Any]
 
-    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group) -> None:
-        """Put parameters, the optimizer's states and this rank's generator states back."""
+    def restore(self, optimizer: Optimizer, group: Group) -> None:
+        """Put the optimizer, the weights that it moves and this rank's generator states back."""
         with safe_open(self.folder / TENSORS, framework="pt") as stored, torch.no_grad():
-            for name, parameter in trainable(model).items():
-                parameter.copy_(stored.get_tensor(f"param.{name}"))
-            states = [name for name in stored.keys() if name.startswith("state.")]  # noqa: SIM118 - no mapping
-            load_states(optimizer, model, {name.removeprefix("state."): stored.get_tensor(name) for name in states})
+            names = [name for name in stored.keys() if name.startswith(OPTIMIZER)]  # noqa: SIM118 - no mapping
+            state = {name.removeprefix(OPTIMIZER): stored.get_tensor(name) for name in names}
+            optimizer.restore(self.state["optimizer"], state)
+            for name, weight in optimizer.weights().items():
+                weight.copy_(stored.get_tensor(f"param.{name}"))
             torch.set_rng_state(stored.get_tensor(f"rng.cpu.{group.rank}"))
             if torch.device(group.device).type == "cuda":
                 torch.cuda.set_rng_state(stored.get_tensor(f"rng.cuda.{group.rank}"), group.device)
@@ -88,8 +90,7 @@ class Snapshots:
     def write(
         self,
         step: int,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         rng: dict[str, Tensor],
         state: dict[str, Any],
         direction: Mapping[str, Tensor],
@@ -98,11 +99,13 @@ class Snapshots:
         scratch = self._home / f".{step:09d}.unfinished"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
-        tensors = {f"param.{name}": _held(parameter) for name, parameter in trainable(model).items()}
-        tensors |= {f"state.{name}": _held(value) for name, value in held_states(optimizer, model).items()}
+        tensors = {f"param.{name}": _held(weight) for name, weight in optimizer.weights().items()}
+        tensors |= {OPTIMIZER + name: _held(value) for name, value in optimizer.held().items()}
         tensors |= {f"direction.{name}": _held(value) for name, value in direction.items()}
         save_file(tensors | rng, scratch / TENSORS)
-        (scratch / STATE).write_text(json.dumps(state | {"work": self._digest}), encoding="utf-8")
+        (scratch / STATE).write_text(
+            json.dumps(state | {"optimizer": optimizer.plain(), "work": self._digest}), encoding="utf-8"
+        )
         for path in (scratch / TENSORS, scratch / STATE, scratch):
             _sync(path)
         final = self._home / f"{step:09d}"

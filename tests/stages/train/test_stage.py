@@ -324,10 +324,10 @@ def test_a_warm_up_takes_at_least_the_least_rows_and_at_most_the_pool(tmp_path):
 
 
 def test_steps_that_are_not_finite_are_recorded_and_the_rest_goes_on(tmp_path, monkeypatch):
-    from stages.train import loop
+    from stages.technique import optimizer
 
     house, asked = House(tmp_path, rows=12), []
-    step = loop.optimizer_step
+    step = optimizer.optimizer_step
 
     def broken(model, *args, **settings):
         asked.append(1)
@@ -339,7 +339,7 @@ def test_steps_that_are_not_finite_are_recorded_and_the_rest_goes_on(tmp_path, m
         finally:
             handle.remove()
 
-    monkeypatch.setattr(loop, "optimizer_step", broken)
+    monkeypatch.setattr(optimizer, "optimizer_step", broken)
     summary, work = train(tmp_path / "work", house)
     curve = work.rows("curve")
     assert [bool(np.isfinite(row["train_loss"])) for row in curve] == [True, False, True]

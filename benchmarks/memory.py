@@ -123,10 +123,12 @@ def measured(pin: ModelPin, shape: Shape, micro: int, accumulation: int, blocks:
     from stages.meter.memory import peak_resident_bytes, reset_peak, resident_bytes
     from stages.model.batch import Row, collate
     from stages.model.load import load_model
+    from stages.technique.frozen import halve_frozen
     from stages.technique.recompute import recompute
 
     torch.manual_seed(0)
     model: Any = shape.technique.wrap(load_model(pin))
+    halve_frozen(model, shape.precision)
     recompute(model, blocks)
     model.train()
     optimizer = shape.technique.optimizer(model, TrainConfig(), 1e-4, 0, shape.optimizer_states)

@@ -10,7 +10,7 @@ blocks. Source of the problem: Chen et al. 2016 (arXiv 1604.06174), section 4; B
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stages.plan.pieces import PASSES, Pieces
@@ -18,7 +18,6 @@ from stages.plan.pieces import PASSES, Pieces
 MOST_STATES = 4096
 """With more, bytes are rounded up to `ROUND` of the memory allowed: still safe, no longer exact."""
 ROUND = 2**-14
-NOTHING: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -106,49 +105,44 @@ def _undominated(states: list[State]) -> list[State]:
     return kept
 
 
-def choose_blocks(
-    pieces: Pieces, micro_batches: int, allowed: int, extra: Mapping[str, int] = NOTHING
-) -> tuple[bool, ...] | None:
+def choose_blocks(pieces: Pieces, micro_batches: int, allowed: int) -> tuple[bool, ...] | None:
     """Return which blocks to recompute so that what a step holds beyond weights and moments stays within `allowed`.
 
-    `micro_batches` is how many a step has, `extra` what is held besides by phase. None where no choice fits. The first
-    block's choice also decides what stands before and after the blocks (a frozen embedding's output is held by the
-    first block alone), so both are tried.
+    `micro_batches` is how many a step has. None where no choice fits. The first block's choice also decides what stands
+    before and after the blocks (a frozen embedding's output is held by the first block alone), so both are tried.
     """
     best: tuple[float, int, tuple[bool, ...]] | None = None
     for first in (False, True):
-        chosen = _choose(pieces, first, micro_batches, allowed, extra)
+        chosen = _choose(pieces, first, micro_batches, allowed)
         if chosen is None:
             continue
         held, seconds = pieces.walk(chosen, micro_batches)
-        peak = max(item.peak + extra.get(name, 0) for name, item in held.items())
+        peak = max(item.peak for item in held.values())
         if peak <= allowed:
             found = (sum(seconds.values()), peak, chosen)
             best = found if best is None else min(best, found)
     return best[2] if best else None
 
 
-def least_blocks(pieces: Pieces, micro_batches: int, extra: Mapping[str, int] = NOTHING) -> tuple[bool, ...]:
+def least_blocks(pieces: Pieces, micro_batches: int) -> tuple[bool, ...]:
     """Return the choice of recomputed blocks with the lowest peak of all; of several the fastest."""
     best = (False,) * pieces.layers
-    low, high = -1, _peak(pieces, best, micro_batches, extra)  # nothing fits `low`; `best` fits `high`
+    low, high = -1, _peak(pieces, best, micro_batches)  # nothing fits `low`; `best` fits `high`
     while high - low > 1:
-        chosen = choose_blocks(pieces, micro_batches, (low + high) // 2, extra)
+        chosen = choose_blocks(pieces, micro_batches, (low + high) // 2)
         if chosen is None:
             low = (low + high) // 2
         else:
-            best, high = chosen, _peak(pieces, chosen, micro_batches, extra)
+            best, high = chosen, _peak(pieces, chosen, micro_batches)
     return best
 
 
-def _peak(pieces: Pieces, chosen: tuple[bool, ...], micro_batches: int, extra: Mapping[str, int]) -> int:
+def _peak(pieces: Pieces, chosen: tuple[bool, ...], micro_batches: int) -> int:
     held, _ = pieces.walk(chosen, micro_batches)
-    return max(item.peak + extra.get(name, 0) for name, item in held.items())
+    return max(item.peak for item in held.values())
 
 
-def _choose(
-    pieces: Pieces, first: bool, micro_batches: int, allowed: int, extra: Mapping[str, int]
-) -> tuple[bool, ...] | None:
+def _choose(pieces: Pieces, first: bool, micro_batches: int, allowed: int) -> tuple[bool, ...] | None:
     layers, passes = pieces.layers, PASSES[: min(2, micro_batches)]
     if not layers:
         return None
@@ -177,13 +171,13 @@ def _choose(
         for place in reversed(range(layers)):
             again = first if place == 0 else False
             f, b = pieces.block(forward, place, again), pieces.block(backward, place, again)
-            room_B.append(allowed - extra.get(backward, 0) - level)
+            room_B.append(allowed - level)
             level += f.delta - f.released + b.delta  # its gradients: the same whatever was chosen
         rooms.append(
             Room(
-                forward=allowed - extra.get(forward, 0) - base,
-                end=allowed - extra.get(forward, 0) - base - after.peak,
-                turn=allowed - extra.get(backward, 0) - base - after.delta - turn.peak,
+                forward=allowed - base,
+                end=allowed - base - after.peak,
+                turn=allowed - base - after.delta - turn.peak,
                 backward=tuple(reversed(room_B)),
             )
         )

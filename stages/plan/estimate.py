@@ -19,7 +19,6 @@ from stages.plan.checkpointing import choose_blocks, least_blocks
 from stages.plan.pieces import SPEEDS, Held, Pieces
 from stages.plan.timeline import Timeline
 from stages.plan.trace import Shape, trace_flops, trace_step
-from stages.technique.states import scratch_bytes
 
 ROWS = (2, 3)
 """Rows traced; with one, kernels may skip a copy that two need."""
@@ -101,7 +100,7 @@ class Estimator:
         again = tuple(place in recomputed for place in range(pieces.layers))
         held, seconds = pieces.walk(again, 2 if shape.update_in_backward else accumulation)
         weights, moments, grown = self._fixed(shape)
-        phases = {name: self._phase(shape, name, item, weights, moments) for name, item in held.items()}
+        phases = {name: self._phase(shape, item, weights, moments) for name, item in held.items()}
         took = sum((grown if name == "update" else 1.0) * value for name, value in seconds.items())
         return Priced(phases, took)
 
@@ -117,26 +116,19 @@ class Estimator:
         What is held all the time, the process included, counts too.
         """
         weights, moments, _ = self._fixed(shape)
-        fixed = self._phase(shape, "forward", Held(0, 0), weights, moments).total
+        fixed = self._phase(shape, Held(0, 0), weights, moments).total
         passes = 2 if shape.update_in_backward else accumulation
         pieces = self._cut(shape, micro_batch, again=True)
-        chosen = choose_blocks(pieces, passes, allowed - fixed, self._scratch(shape))
+        chosen = choose_blocks(pieces, passes, allowed - fixed)
         return None if chosen is None else tuple(place for place, again in enumerate(chosen) if again)
 
     def least(self, shape: Shape, micro_batch: int, accumulation: int) -> tuple[int, ...]:
         """Return the blocks whose recomputation gives the lowest peak."""
         passes = 2 if shape.update_in_backward else accumulation
-        chosen = least_blocks(self._cut(shape, micro_batch, again=True), passes, self._scratch(shape))
+        chosen = least_blocks(self._cut(shape, micro_batch, again=True), passes)
         return tuple(place for place, again in enumerate(chosen) if again)
 
-    def _scratch(self, shape: Shape) -> dict[str, int]:
-        """Return what the update's kernel holds beside the tensors that are traced, by phase."""
-        if shape.optimizer_states != "8bit":
-            return {}
-        size = scratch_bytes(self._traces(shape, again=False)[0].largest, self.device)
-        return {"backward again" if shape.update_in_backward else "update": size}
-
-    def _phase(self, shape: Shape, name: str, held: Held, weights: int, moments: int) -> PhaseBytes:
+    def _phase(self, shape: Shape, held: Held, weights: int, moments: int) -> PhaseBytes:
         direction = 0
         if self.train.influence:
             exact = self._fixed(replace(shape, optimizer_states="float32"))[1]
@@ -145,7 +137,7 @@ class Estimator:
             weights=weights,
             moments=moments + direction,
             gradients=held.gradients,
-            activations=held.peak - held.gradients + self._scratch(shape).get(name, 0),
+            activations=held.peak - held.gradients,
             process=PROCESS_BYTES[self.device],
         )
 

@@ -2,8 +2,8 @@
 
 The real step runs on fake tensors (shapes without data) under a dispatch mode that follows every storage from birth to
 death, so nothing is modelled: what autograd saves, what a kernel returns, what the optimizer allocates is counted as it
-happens. Each phase is cut where the decoder's blocks begin and end. Kernels' own scratch, fragmentation and the process
-itself are not seen; `estimate.py` adds what is known.
+happens. Each phase is cut where the decoder's blocks begin and end. The scratch of the 8-bit update is known and
+counted; other kernels' own scratch, fragmentation and the process itself are not seen.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 from stages.meter.flops import FORMULAS
+from stages.technique.states import scratch_bytes
 
 PHASES = ("forward", "backward", "forward again", "backward again", "update")
 """Of a window of two micro-batches: the second meets the gradients that the first has left. Of a step that updates
@@ -60,16 +61,14 @@ class Stretch:
 class Timeline:
     """A traced step: stretches by phase in the order they ran, and the bytes held all the time.
 
-    `block_weights` and `block_moments` are those of each block, `largest` the numbers of the largest trained parameter,
-    `passes` the forward passes that a micro-batch takes. Of several that follow each other the last is here: before a
-    backward pass it alone keeps activations.
+    `block_weights` and `block_moments` are those of each block, `passes` the forward passes that a micro-batch takes.
+    Of several that follow each other the last is here: before a backward pass it alone keeps activations.
     """
 
     weights: int
     moments: int
     block_weights: tuple[int, ...]
     block_moments: tuple[int, ...]
-    largest: int
     passes: float
     stretches: dict[str, list[Stretch]]
 
@@ -184,7 +183,8 @@ class StorageWatch(TorchDispatchMode):
             self._see(item)
         stretch = self._stretches[self.phase][-1]
         stretch.ops.append(func)
-        stretch.live.append(self._held)
+        inside = scratch_bytes(args[1].numel(), args[1].device.type) if func.namespace == "bitsandbytes" else 0
+        stretch.live.append(self._held + inside)
         if func.is_view:
             stretch.flops.append(0)
             stretch.moved.append(0)
@@ -226,8 +226,8 @@ class StorageWatch(TorchDispatchMode):
             stretch.released += size
         del self._ends[number]
 
-    def timeline(self, weights: int, moments: int, blocks: Sequence[tuple[int, int]], largest: int) -> Timeline:
-        """Return what was seen; `blocks` are (weights, moments) of each; see `Timeline`."""
+    def timeline(self, weights: int, moments: int, blocks: Sequence[tuple[int, int]]) -> Timeline:
+        """Return what was seen; `blocks` are (weights, moments) of each."""
         for items in self._stretches:
             for stretch in items:
                 born = np.zeros(len(stretch.ops), dtype=np.int64)
@@ -239,4 +239,4 @@ class StorageWatch(TorchDispatchMode):
         found = dict(zip(PHASES, self._stretches, strict=True))
         if not found["backward"]:  # forward passes alone: the second micro-batch's are those of the first
             found["forward again"] = found["forward"]
-        return Timeline(weights, moments, tuple(own), tuple(states), largest, max(1.0, self._calls / 2), found)
+        return Timeline(weights, moments, tuple(own), tuple(states), max(1.0, self._calls / 2), found)

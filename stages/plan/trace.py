@@ -28,7 +28,7 @@ from stages.technique.base import Technique
 from stages.technique.frozen import halve_frozen
 from stages.technique.recompute import blocks_of, recompute
 from stages.technique.states import AdamW8bit, code_values
-from stages.technique.step import States, trainable
+from stages.technique.step import States
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,7 @@ def trace_step(
                 loss_chunks=shape.loss_chunks,
                 in_backward=shape.update_in_backward,
             )
-    largest = max((item.numel() for item in trainable(model).values()), default=0)
-    return watch.timeline(weights, moments, of_blocks, largest)
+    return watch.timeline(weights, moments, of_blocks)
 
 
 @lru_cache(maxsize=16)

@@ -29,10 +29,10 @@ def has_8bit() -> bool:
     return find_spec("bitsandbytes") is not None
 
 
-def scratch_bytes(largest: int, device: str) -> int:
-    """Return what the kernel holds beside the tensors of the `largest` parameter (numbers): on a CPU moments, gradient,
+def scratch_bytes(numbers: int, device: str) -> int:
+    """Return what the kernel holds beside the tensors of a parameter of so many numbers: on a CPU moments, gradient,
     weights and denominators of a piece in float32, on an accelerator nothing."""
-    return 7 * 4 * min(PIECE, largest) if device == "cpu" and largest >= LEAST else 0
+    return 7 * 4 * min(PIECE, numbers) if device == "cpu" else 0
 
 
 @lru_cache(maxsize=1)

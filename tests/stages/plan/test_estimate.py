@@ -69,11 +69,9 @@ def test_a_block_recomputed_after_one_that_is_not_is_off_by_no_more_than_a_kerne
 
 @pytest.mark.shared
 def test_operations_of_some_recomputed_blocks_are_those_of_a_trace_at_full_depth(pin: ModelPin) -> None:
-    shape = shape_of("lora")
-    for blocks in ((0, 1), ALL):
-        found = Estimator(pin, TrainConfig(), "cpu").flops(shape, blocks)
-        whole = trace_flops(pin, shape, layers=pin.layers, device="cpu", recomputed=blocks)
-        assert found == whole
+    shape = shape_of("full")
+    found = Estimator(pin, TrainConfig(), "cpu").flops(shape, (0, 1))
+    assert found == trace_flops(pin, shape, layers=pin.layers, device="cpu", recomputed=(0, 1))
     assert found.train(1, 64) > Estimator(pin, TrainConfig(), "cpu").flops(shape).train(1, 64)
 
 

@@ -81,8 +81,9 @@ def test_less_memory_gives_savings_and_smaller_micro_batches_then_the_next_techn
     assert len(found[0].recomputed_blocks) == 1
     assert found[1].recomputed_blocks or found[1].optimizer_states == "8bit"
     assert speeds == sorted(speeds, reverse=True)
-    least = min(item["peak_bytes"] for item in found[1].considered if item["technique"] == "full")
-    with_less = {"plan": settings, "budget": {"peak_bytes": least - 1}}
+    with pytest.raises(DoesNotFitError) as caught:
+        planned({"plan": {**settings, **FULL}, "budget": {"peak_bytes": 2**20}}, inputs)
+    with_less = {"plan": settings, "budget": {"peak_bytes": caught.value.needed_bytes - 1}}
     assert planned(with_less, inputs)[0].technique["method"] == "lora"
 
 

@@ -3,7 +3,7 @@
 Blocks of 256 numbers share one scale; a number is one of 256 steps of a dynamic code (Dettmers et al. 2022, arXiv
 2110.02861, section 2). The update itself is bitsandbytes' kernel, in float32; tensors of fewer than 4,096 numbers keep
 float32 moments and are updated by torch's AdamW formula. Large tensors are updated piece by piece, so that the
-kernel's copies (on a CPU seven float32 numbers a parameter) stay small. Which states a run uses is the plan's decision.
+kernel's copies (on a CPU five float32 numbers a parameter) stay small. Which states a run uses is the plan's decision.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def has_8bit() -> bool:
 
 
 def scratch_bytes(numbers: int, device: str) -> int:
-    """Return what the kernel holds beside the tensors of a parameter of so many numbers: on a CPU moments, gradient,
-    weights and denominators of a piece in float32, on an accelerator nothing."""
-    return 7 * 4 * min(PIECE, numbers) if device == "cpu" else 0
+    """Return what the kernel holds beside the tensors of a parameter of so many numbers: on a CPU both moments, the
+    gradient and two terms of the denominator of a piece in float32, on an accelerator nothing."""
+    return 5 * 4 * min(PIECE, numbers) if device == "cpu" else 0
 
 
 @lru_cache(maxsize=1)

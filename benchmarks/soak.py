@@ -109,7 +109,12 @@ class Pipeline:
             return True
         if [row.status for row in self.store.runs()[:1]] != ["FINISHED"]:
             return False
-        status = [sys.executable, "-m", "flows.command.app", "status"]  # killed on its way out: no resume ends its server
+        status = [
+            sys.executable,
+            "-m",
+            "flows.command.app",
+            "status",
+        ]  # killed on its way out: no resume ends its server
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         subprocess.run(status, cwd=self.folder, env=environment, check=True, stdout=subprocess.DEVNULL)
         return True

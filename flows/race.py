@@ -84,11 +84,11 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     """
     auto, plan = run.config.auto, run.read(planned, "plan", Plan)
     decision = run.read(decided, "decision", Decision)
-    limit, step = spendable(decision, plan), int(decision.numbers["least_segment_flops"] or 0) / 2
+    limit = spendable(decision, plan)
     shared = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
     probe = auto.probe_share * limit
     first, *others = arms = contenders(auto.arms, plan, limit, auto)
-    if not chooses(arms, plan, limit) or probe < auto.least_steps * step:
+    if not chooses(arms, plan, limit) or probe < least_probe(decision, auto.least_steps, run.config.train.evaluations):
         fraction = share_of(first, plan, limit)
         left = max(1.0, limit - expected_price(first, plan))
         run.settle({**sections(run.config, first, fraction), "train": _to_the_end(run.config, left, fraction, plan)})
@@ -139,6 +139,12 @@ def spendable(decision: Decision, plan: Plan) -> float:
     """Return the FLOPs that choosing and training may spend; without a limit, those of one pass over the pool."""
     limit = decision.numbers.get("spendable_flops")
     return float(plan.pass_flops if limit is None else limit)
+
+
+def least_probe(decision: Decision, steps: int, evaluations: int) -> float:
+    """Return the FLOPs of the shortest probe that tells something: its steps, and the evaluations that read them."""
+    step, dearest = (float(decision.numbers[name] or 0) for name in ("step_flops", "least_segment_flops"))
+    return steps * step + min(steps, evaluations) * max(0.0, dearest / 2 - step)
 
 
 def expected_price(arm: ArmConfig, plan: Plan) -> float:

@@ -173,12 +173,8 @@ class Cell:
 def run_cell(
     pool: str, kind: str, seed: int, share: float, data: Path, work: Path, budgets: list[float]
 ) -> dict[str, Any]:
-    """Run every arm of one cell at every budget and return what came of each; what is found in `work` stands."""
-    folder = work / f"{pool}-{kind}-{seed}".replace(" ", "-").lower()
-    kept = folder / f"found-{'-'.join(f'{budget:g}' for budget in budgets)}.json"
-    if kept.exists():
-        found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
-        return found
+    """Run every arm of one cell at every budget, keep in `work` what came of each, and return it."""
+    folder = kept(pool, kind, seed, work, budgets).parent
     tasks = read_tasks(data)
     if pool == PLANTED:
         sizes = {"pool": POOL_ROWS, "target": 16, "validation": 24, "holdout": 80}
@@ -195,15 +191,45 @@ def run_cell(
         auto = f"{mine['auto']['chosen']}, {mine['auto']['share']:.3f} of the pool {mine['auto']['visits']:.1f} times"
         Console(stderr=True, width=150).print(f"{pool}, {kind}, {seed}, {budget:g} passes: {said}; auto: {auto}")
     cell.store.close_run(cell.run, "FINISHED", None)
-    found = {"pool": pool, "kind": kind, "seed": seed, "share": share, "pass_flops": cell.pass_flops, "arms": arms}
-    kept.write_text(json.dumps(found), encoding="utf-8")
+    found: dict[str, Any] = {
+        "pool": pool,
+        "kind": kind,
+        "seed": seed,
+        "share": share,
+        "pass_flops": cell.pass_flops,
+        "arms": arms,
+    }
+    kept(pool, kind, seed, work, budgets).write_text(json.dumps(found), encoding="utf-8")
     return found
+
+
+def kept(pool: str, kind: str, seed: int, work: Path, budgets: list[float]) -> Path:
+    """Return the file that holds what came of a cell once it is finished."""
+    name = f"found-{'-'.join(f'{budget:g}' for budget in budgets)}.json"
+    return work / f"{pool}-{kind}-{seed}".replace(" ", "-").lower() / name
 
 
 def interval(cells: list[dict[str, Any]], budget: str, arm: str, other: str, level: float) -> list[float]:
     """Return mean, low and high of arm − other at a budget, nats a token."""
     pairs = [(cell["arms"][budget][arm]["losses"], cell["arms"][budget][other]["losses"]) for cell in cells]
     return [round(value, 4) for value in paired_interval(pairs, level)]
+
+
+def holm(cells: list[dict[str, Any]], budgets: list[str]) -> dict[str, float]:
+    """Return each budget's level, by Holm: where auto − random is told from zero, the others share what is left."""
+    levels, open_ = dict.fromkeys(budgets, 0.0), list(budgets)
+    while open_:
+        level = 1 - 0.05 / len(open_)
+        levels |= dict.fromkeys(open_, level)
+        told = [budget for budget in open_ if not _holds_zero(interval(cells, budget, "auto", "random", level))]
+        if not told:
+            break
+        open_ = [budget for budget in open_ if budget not in told]
+    return levels
+
+
+def _holds_zero(found: list[float]) -> bool:
+    return found[1] <= 0 <= found[2]
 
 
 def table_of(cells: list[dict[str, Any]], budget: str) -> Table:
@@ -230,6 +256,7 @@ def figures_at(cells: list[dict[str, Any]], budget: str, level: float) -> dict[s
     auto = [arms["auto"] for arms in found]
     chosen = sorted({item["chosen"] for item in auto})
     return {
+        "level": round(level, 4),
         **{f"loss_{name}": round(value, 4) for name, value in loss.items()},
         **{f"{name}_minus_random": interval(cells, budget, name, "random", level) for name in loss if name != "random"},
         "auto_minus_random_sd": round(float(np.std(gains, ddof=1)), 4) if len(gains) > 1 else None,
@@ -246,7 +273,7 @@ def figures_at(cells: list[dict[str, Any]], budget: str, level: float) -> dict[s
 
 
 def run(data: Path, work: Path, quick: bool, seeds: list[int], budgets: list[float], minutes: float) -> dict[str, Any]:
-    """Run every cell, as long as there is time to begin one, and return the figures."""
+    """Take every cell that is finished, run the others while there is time to begin one, and return the figures."""
     began, kinds = time.monotonic(), draw_categories(read_tasks(data), 3)
     tasks = [
         (PLANTED, kind, seed, SHARES[place % len(SHARES)])
@@ -256,13 +283,15 @@ def run(data: Path, work: Path, quick: bool, seeds: list[int], budgets: list[flo
     tasks += [(BY_TASK, kind, seeds[0], 0.0) for kind in kinds]
     cells: list[dict[str, Any]] = []
     for task in tasks[:1] if quick else tasks:
-        if time.monotonic() - began < 60 * minutes:
+        done = kept(*task[:3], work, budgets)
+        if done.exists():
+            cells.append(json.loads(done.read_text(encoding="utf-8")))
+        elif time.monotonic() - began < 60 * minutes:
             cells.append(run_cell(*task, data, work, budgets))
     figures: dict[str, Any] = {}
-    level = 1 - 0.05 / len(budgets)  # Bonferroni, the first step of Holm: what passes here passes there
     for pool in (PLANTED, BY_TASK):
         mine = [cell for cell in cells if cell["pool"] == pool]
-        for budget in [f"{budget:g}" for budget in budgets] if mine else []:
+        for budget, level in holm(mine, [f"{budget:g}" for budget in budgets]).items() if mine else ():
             Console(width=150).print(table_of(mine, budget))
             figures[f"{pool}, {budget} passes"] = {"cells": len(mine), **figures_at(mine, budget, level)}
     return figures

@@ -47,7 +47,7 @@ def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:
     why_not = ""
     standing = contenders(arms, plan, budget, auto)
     if not probe_flops(len(standing), budget, auto, auto.least_steps * step):
-        why_not = f"no: a probe has fewer than {auto.least_steps} steps"
+        why_not = f"no: probes of {auto.least_steps} steps take more than {auto.most_probes:.0%}"
     elif not chooses(standing, plan, budget):
         why_not = "no: nothing would be left out of the pool"
     rows = []

@@ -90,15 +90,15 @@ class ModelRegistry:
             if not token:
                 return found
 
-    def _alias(self, model: str, alias: str) -> Any:
+    def _alias(self, model: str, alias: str, *, seen: bool = False) -> Any:
         try:
             return self._tracking.do(lambda client: client.get_model_version_by_alias(model, alias))
         except Exception as error:
             code = getattr(error, "error_code", None)
             if code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 return None
-            if code == "PERMISSION_DENIED" and model not in self._names():  # what a server with accounts says of none
-                return None
+            if code == "PERMISSION_DENIED" and not seen:  # what a server with accounts says of none, too
+                return self._alias(model, alias, seen=True) if model in self._names() else None  # made meanwhile
             raise
 
     def _names(self) -> set[str]:

@@ -18,6 +18,7 @@ import typer
 import yaml
 
 from data_contracts.errors import ConfigError, TransientError
+from flows.answers import server_answers
 from flows.command.screen import console
 from flows.environment import prepare
 
@@ -51,23 +52,9 @@ def deploy(
             "it is not set",
             "`lazytrain ui` serves one on this machine and says its address",
         )
-    import httpx
-
-    try:
+    with server_answers():
         file = only(yaml.safe_load(PREFECT_YAML.read_text(encoding="utf-8")), kind, config, stages, cron)
         install(kind, file if cron is not None else without_known_schedules(file))
-    except httpx.HTTPStatusError as error:
-        raise ConfigError(
-            f"the Prefect server {os.environ['PREFECT_API_URL']} takes what it is given",
-            f"it answers {error.response.status_code}: {error.response.text[:300]}",
-            "where that is 401, set PREFECT_API_AUTH_STRING to user:password",
-        ) from error
-    except httpx.TransportError as error:
-        raise TransientError(
-            f"the Prefect server {os.environ['PREFECT_API_URL']} answers",
-            f"{type(error).__name__}: {error}",
-            "see that it runs and is reachable",
-        ) from error
 
 
 def install(kind: Literal["process", "docker", "kubernetes"], file: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from flows.answers import server_answers
 from flows.command.screen import console, screen
 from flows.embedded import starting_server
 from flows.environment import prepare
@@ -56,7 +57,8 @@ def execute(config: Path, report: Path | None = None, *, resumes: str | None = N
 
         REPORTER.set(screen())
         Store(workspace.address)  # brings its database up to date
-    outcome: Outcome = pipeline(str(workspace.file), resumes=resumes)
+    with server_answers("see that it runs; `lazytrain resume` goes on from what was committed"):
+        outcome: Outcome = pipeline(str(workspace.file), resumes=resumes)
     show_outcome(outcome, workspace)
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ import typer
 
 from data_contracts.errors import ConfigError
 from data_contracts.method import nearest
+from flows.answers import server_answers
 from flows.command.screen import console, screen, show
 from flows.command.status import match
 from flows.embedded import starting_server
@@ -48,6 +49,7 @@ def stage(
         store = Store(workspace.address)
         past = match(list(store.runs()), run)
     REPORTER.set(screen())
-    result = STAGE_FLOWS[name](str(workspace.file), StageOrder(run=past.run, round=round_number, refresh=True))
+    with server_answers():
+        result = STAGE_FLOWS[name](str(workspace.file), StageOrder(run=past.run, round=round_number, refresh=True))
     show(store.read_manifest(result.run).summary)
     console().print(f"attempt {result.run}; run {past.run} is as it was", soft_wrap=True)

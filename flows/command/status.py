@@ -19,7 +19,9 @@ from rich.text import Text
 from data_contracts.cost import Cost
 from data_contracts.errors import ArtifactError
 from data_contracts.records import Decision, Promotion, Table, Verdict
+from flows.answers import server_answers
 from flows.command.screen import console, rich_table
+from flows.embedded import starting_server
 from flows.environment import prepare
 from flows.readable import duration, size
 from flows.workspace import CONFIG_FILE, Workspace
@@ -64,9 +66,10 @@ def close_lost_flows(home: Path) -> int:
             rows = link.execute("SELECT 1 FROM flow_run WHERE state_type IN ('PENDING', 'RUNNING') LIMIT 1")
             if rows.fetchone() is None:
                 return 0
-    from flows.reconcile import reconcile
-
-    return len(reconcile())
+    with starting_server():
+        from flows.reconcile import reconcile
+    with server_answers():
+        return len(reconcile())
 
 
 def match(runs: list[Any], start: str | None) -> Any:

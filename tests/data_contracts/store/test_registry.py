@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos import databricks_pb2
 
 from data_contracts.errors import ArtifactError
 from data_contracts.records import Origin, Ref
@@ -75,7 +78,7 @@ def test_an_alias_that_names_something_else_is_left_alone(store: Store) -> None:
 def test_of_two_promotions_that_saw_the_same_champion_one_wins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = (candidate(store, digit) for digit in "abc")
     promote(store, first, None)
-    slow, calls = store.registry(), []
+    slow, calls = store.registry(), list[str]()
     once = store._tracking.once
 
     def interleaved(run: str, key: str, value: str) -> str:
@@ -130,3 +133,32 @@ def test_what_the_last_move_replaced_is_told(store: Store) -> None:
     assert store.registry().replaced("toy", "champion") == first.ref
     promote(store, first, second.ref.digest)
     assert store.registry().replaced("toy", "champion") == second.ref
+
+
+def test_a_model_that_is_made_while_it_is_asked_for_is_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = candidate(store, "a")
+    version = promote(store, made, None)
+    client = store._tracking._client
+    real, asked = client.get_model_version_by_alias, list[str]()
+
+    def before_it_was_made(name: str, alias: str) -> Any:
+        asked.append(alias)
+        if len(asked) == 1:  # a server with accounts denies what is not there
+            raise MlflowException("Permission denied", error_code=databricks_pb2.PERMISSION_DENIED)
+        return real(name, alias)
+
+    monkeypatch.setattr(client, "get_model_version_by_alias", before_it_was_made)
+    assert store.registry().current("toy", "champion") == version
+    assert len(asked) == 2
+
+
+def test_an_account_that_may_not_read_a_model_it_sees_is_told_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    promote(store, candidate(store, "a"), None)
+
+    def denied(name: str, alias: str) -> Any:
+        raise MlflowException("Permission denied", error_code=databricks_pb2.PERMISSION_DENIED)
+
+    monkeypatch.setattr(store._tracking._client, "get_model_version_by_alias", denied)
+    with pytest.raises(MlflowException, match="denied"):
+        store.registry().current("toy", "champion")
+    assert store.registry().current("another", "champion") is None

@@ -116,6 +116,9 @@ class BeginConfig(Frozen):
     least_rows: int = Field(8, ge=1)
 
 
+Saving = Literal["recompute", "chunked_loss", "update_in_backward", "states_8bit"]
+
+
 class PlanConfig(Frozen):
     """Which ways of training may be chosen."""
 
@@ -127,6 +130,10 @@ class PlanConfig(Frozen):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     packed: bool = Field(False, description="Pack several examples into one row.")
     headroom: float = Field(0.1, ge=0, lt=1, description="Share of the memory budget left free.")
+    savings: tuple[Saving, ...] = Field(
+        ("recompute", "chunked_loss", "update_in_backward", "states_8bit"),
+        description="What may be used where memory is short (docs/memory.md); `states_8bit` asks for bitsandbytes.",
+    )
 
 
 class ScoreConfig(Frozen):

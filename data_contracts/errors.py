@@ -51,6 +51,19 @@ class BudgetError(LazyTrainError):
     """Nothing fits what is left of the budget."""
 
 
+class DoesNotFitError(BudgetError):
+    """No way of training fits the memory: every compatible one was priced.
+
+    Args:
+        needed_bytes: the smallest memory budget, headroom included, that one would fit.
+        least: lowest predicted peak of each technique, by its place in the configured order.
+    """
+
+    def __init__(self, promised: str, found: str, remedy: str, *, needed_bytes: int, least: dict[int, int]) -> None:
+        super().__init__(promised, found, remedy)
+        self.needed_bytes, self.least = needed_bytes, least
+
+
 class ContractError(LazyTrainError):
     """An artifact breaks its contract; `found` holds contract, column, rule and the first rows."""
 

@@ -160,7 +160,12 @@ class Plan(Frozen):
     accumulation: int = Field(ge=1, description="Micro-batches an optimizer step on one worker.")
     packed: bool
     row_tokens: int = Field(ge=1, description="Tokens of the longest row planned for.")
-    checkpoint_activations: bool = False
+    recomputed_blocks: tuple[int, ...] = Field(
+        (), description="Decoder blocks (from 0) whose activations the backward pass computes again."
+    )
+    optimizer_states: Literal["float32", "8bit"] = Field("float32", description="In which the moments are held.")
+    loss_chunks: int = Field(1, ge=1, description="Parts in which a micro-batch goes through the output head.")
+    update_in_backward: bool = Field(False, description="Whether one parameter's gradient is held at a time.")
     workers: int = Field(0, ge=0, description="0 is in this process.")
     trainable: int = Field(ge=0)
     peak_bytes: int = Field(ge=0, description="Predicted, largest phase.")
@@ -174,8 +179,11 @@ class Plan(Frozen):
     flops_per_token: int = Field(ge=0, description="Training: forward+backward.")
     flops_per_token_forward: int = Field(ge=0)
     pass_flops: int = Field(ge=0, description="Predicted for training once on every row of the pool.")
+    tokens_per_second: float = Field(
+        0.0, ge=0, description="Modelled, not timed, for rows of the longest row's length, over all workers."
+    )
     why: str
-    considered: tuple[dict[str, Any], ...] = ()
+    considered: tuple[dict[str, Any], ...] = Field((), description="Every way that was priced, best first.")
 
     def backward_bytes(self, groups: int) -> int:
         """Return the memory that influence on so many target groups needs, row by row, with activations kept."""
@@ -291,7 +299,7 @@ RECORDS = {
     contract.name: contract
     for contract in (
         RecordContract("base", 1, ModelPin, "The base model, pinned by digest."),
-        RecordContract("plan", 1, Plan, "How training fits."),
+        RecordContract("plan", 2, Plan, "How training fits."),
         RecordContract("decision", 2, Decision, "What the governor decided."),
         RecordContract("weighing", 1, Weighing, "Which way of choosing pays."),
         RecordContract("verdict", 2, Verdict, "Whether the result may be promoted."),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -43,10 +44,15 @@ def _int_mm(one: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int
     return 2 * one[0] * one[1] * other[1]
 
 
+def _addmm(into: Sequence[int], one: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
+    return _int_mm(one, other)
+
+
 FORMULAS: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _sdpa,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _sdpa_backward,
     torch.ops.aten._int_mm: _int_mm,
+    torch.ops.aten.addmm_: _addmm,
 }
 """Operators that torch 2.13 runs but does not count: packets to formulas over shapes."""
 
@@ -103,12 +109,17 @@ class FlopModel:
 
     `body` and `body_train` hold the coefficients 1, T, T² of one row of padded length T; `head` and `head_train` the
     operations of one position that goes through the output head. `body_train` is None where only forward was traced.
+    Training may do more whatever the rows: `batch` once a micro-batch, `update` once a window; see `beside`. Rows of
+    more than `forward_above` padded tokens are trained by two forward passes alone.
     """
 
     body: Polynomial
     head: Fraction
     body_train: Polynomial | None = None
     head_train: Fraction = Fraction(0)
+    batch: Fraction = Fraction(0)
+    update: Fraction = Fraction(0)
+    forward_above: int | None = None
 
     @classmethod
     def trace(cls, model: Any, *, train: bool) -> FlopModel:
@@ -139,22 +150,72 @@ class FlopModel:
 
         Raises `ModelError` where only the forward pass was traced.
         """
+        if self.forward_above is not None and tokens > self.forward_above:
+            return 2 * self.forward(rows, tokens, answers)
         if self.body_train is None:
             raise ModelError("a FLOP model traced with train=True", "it knows forward only", "trace it for training")
         positions = _positions(rows, tokens, answers)
         head = self.head_train + (self.head if chunked else 0)
         return _whole(rows * _evaluate(self.body_train, tokens) + positions * head)
 
+    def beside(self, batches: int, windows: int) -> int:
+        """Return the operations of training on so many micro-batches in so many windows that `train` leaves out."""
+        return _whole(batches * self.batch + windows * self.update)
+
     def deepened(self, deeper: FlopModel, steps: int) -> FlopModel:
         """Return this model with `steps` times the difference to `deeper` added: exact where layers are alike."""
+        return self.plus(self, deeper, steps)
 
-        def line(low: Polynomial, high: Polynomial) -> Polynomial:
-            return tuple(a + steps * (b - a) for a, b in zip(low, high, strict=True))
+    def plus(self, one: FlopModel, other: FlopModel, times: int) -> FlopModel:
+        """Return this model with `times` the difference of two others' bodies, `other` less `one`, added."""
+
+        def line(start: Polynomial, low: Polynomial, high: Polynomial) -> Polynomial:
+            return tuple(value + times * (b - a) for value, a, b in zip(start, low, high, strict=True))
 
         train = None
-        if self.body_train is not None and deeper.body_train is not None:
-            train = line(self.body_train, deeper.body_train)
-        return FlopModel(line(self.body, deeper.body), self.head, train, self.head_train)
+        if self.body_train is not None and one.body_train is not None and other.body_train is not None:
+            train = line(self.body_train, one.body_train, other.body_train)
+        mine, low, high = ((model.batch, model.update) for model in (self, one, other))
+        batch, update = line(mine, low, high)
+        body = line(self.body, one.body, other.body)
+        return FlopModel(body, self.head, train, self.head_train, batch, update, self.forward_above)
+
+    @staticmethod
+    def mean(models: Sequence[FlopModel]) -> FlopModel:
+        """Return the mean of models that all were, or all were not, traced for training; not rounded."""
+        count = len(models)
+
+        def middle(parts: Sequence[Polynomial]) -> Polynomial:
+            return tuple(sum(column, Fraction(0)) / count for column in zip(*parts, strict=True))
+
+        trained = [model.body_train for model in models if model.body_train is not None]
+        batch, update = middle([(model.batch, model.update) for model in models])
+        return FlopModel(
+            middle([model.body for model in models]),
+            sum((model.head for model in models), Fraction(0)) / count,
+            middle(trained) if trained else None,
+            sum((model.head_train for model in models), Fraction(0)) / count,
+            batch,
+            update,
+            models[0].forward_above,
+        )
+
+    def rounded(self) -> FlopModel:
+        """Return this model with its coefficients rounded up, so that any batch has a whole number of operations."""
+
+        def up(part: Polynomial) -> Polynomial:
+            return tuple(Fraction(math.ceil(c)) for c in part)
+
+        train = None if self.body_train is None else up(self.body_train)
+        head, head_train, batch, update = up((self.head, self.head_train, self.batch, self.update))
+        return FlopModel(up(self.body), head, train, head_train, batch, update, self.forward_above)
+
+    def probing(self, count: int) -> FlopModel:
+        """Return this model with `count` forward passes more in the training of every batch."""
+        assert self.body_train is not None
+        train = tuple(a + count * b for a, b in zip(self.body_train, self.body, strict=True))
+        head = self.head_train + count * self.head
+        return FlopModel(self.body, self.head, train, head, self.batch, self.update, self.forward_above)
 
 
 def _positions(rows: int, tokens: int, answers: int | None) -> int:
@@ -175,7 +236,7 @@ def _signature(model: Any, train: bool) -> str:
     modules = [(name, type(module).__name__) for name, module in model.named_modules()]
     weights = [(name, tuple(w.shape), w.requires_grad) for name, w in model.named_parameters()]
     device = next(iter(model.parameters())).device.type
-    text = repr((modules, weights, train and _recomputes(model), model.config.to_json_string(), device, train))
+    text = repr((modules, weights, train and recomputed(model), model.config.to_json_string(), device, train))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -216,7 +277,9 @@ def _count(model: Any, rows: int, tokens: int, kept: int, train: bool) -> tuple[
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if "logits_to_keep" not in inspect.signature(inner.forward).parameters:
         raise ModelError("a model that can keep chosen logits", f"{type(inner).__name__} cannot", "use another model")
-    with _as_in_training(model, train), torch.set_grad_enabled(train), FlopCounter() as counter:
+    mixed = any(weight.dtype == torch.bfloat16 for weight in model.parameters())
+    cast = torch.autocast(device.type, torch.bfloat16, enabled=mixed)
+    with _as_in_training(model, train), torch.set_grad_enabled(train), cast, FlopCounter() as counter:
         ids_BT = torch.zeros(rows, tokens, dtype=torch.int64, device=device)
         logits = model(input_ids=ids_BT, use_cache=False, logits_to_keep=kept).logits
         forward = counter.total
@@ -225,8 +288,9 @@ def _count(model: Any, rows: int, tokens: int, kept: int, train: bool) -> tuple[
     return forward, counter.total
 
 
-def _recomputes(model: Any) -> bool:
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+def recomputed(model: Any) -> list[str]:
+    """Return the blocks, by name, that compute their activations again in the backward pass."""
+    return [name for name, module in model.named_modules() if getattr(module, "gradient_checkpointing", False)]
 
 
 @contextmanager

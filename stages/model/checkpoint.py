@@ -1,7 +1,8 @@
 """Checkpoints: a folder of safetensors with the optimizer's moments by parameter name, complete or absent.
 
-Full fine-tuning stores `model.safetensors` (a tied weight once), adapters what PEFT itself stores. The bytes depend on
-the tensors alone: lists that PEFT keeps as sets are sorted, and no path of this machine is written.
+Full fine-tuning stores `model.safetensors` (a tied weight once), adapters what PEFT itself stores; where their base was
+held in four bits `trainer.json` says so, and loading holds it so again. The bytes depend on the tensors alone: lists
+that PEFT keeps as sets are sorted, and no path of this machine is written.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +23,35 @@ from torch import Tensor
 from data_contracts.errors import ArtifactError
 from data_contracts.records import ModelPin
 from stages.model.load import grow, load_folder, load_model, load_tokenizer
+from stages.model.nf4 import held_in_nf4, hold_in_nf4, release_from_nf4
 from stages.model.pin import TOKENIZER_FILES, locate
 
 TRAINER, OPTIMIZER, MODEL = "trainer.json", "optimizer.safetensors", "model.safetensors"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-FIRST, SECOND = "exp_avg.", "exp_avg_sq."
+FIRST, SECOND, FROZEN = "exp_avg.", "exp_avg_sq.", "frozen_in"
 
 Moments = dict[str, tuple[Tensor, Tensor]]
 
 
 @dataclass
 class TrainedModel:
-    """A loaded checkpoint: the model (with its adapters), AdamW's two moments by parameter name, and `trainer.json`."""
+    """A loaded checkpoint: the model (with its adapters), Adam's two moments by parameter name, `trainer.json`, and the
+    optimizer's other tensors by name."""
 
     model: Any
     moments: Moments
     trainer: dict[str, Any]
+    state: dict[str, Tensor] = field(default_factory=dict)
 
 
-def save_checkpoint(folder: Path, model: Any, pin: ModelPin, moments: Moments, trainer: dict[str, Any]) -> None:
+def save_checkpoint(
+    folder: Path,
+    model: Any,
+    pin: ModelPin,
+    moments: Moments,
+    trainer: dict[str, Any],
+    state: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write a checkpoint to `folder` (absent or empty), whole or not at all.
 
     Args:
@@ -47,6 +59,7 @@ def save_checkpoint(folder: Path, model: Any, pin: ModelPin, moments: Moments, t
         moments: (exp_avg, exp_avg_sq) by the name that `model.named_parameters()` gives the parameter.
         trainer: technique, step, tokens, learning_rate, updates, beta2, epsilon; plain JSON. The base's digest is
             added.
+        state: the optimizer's other tensors by name.
 
     Raises `ArtifactError` where `folder` already holds something.
     """
@@ -57,11 +70,12 @@ def save_checkpoint(folder: Path, model: Any, pin: ModelPin, moments: Moments, t
     scratch.mkdir(parents=True)
     _write_weights(scratch, model, pin)
     _copy_tokenizer(scratch, pin)
-    stored = {}
+    stored = {name: _held(value) for name, value in (state or {}).items()}
     for name, (first, second) in moments.items():
         stored[FIRST + name], stored[SECOND + name] = _held(first), _held(second)
     save_file(stored, scratch / OPTIMIZER)
-    _write_json(scratch / TRAINER, {**trainer, "base_digest": pin.digest})
+    held = held_in_nf4(model)
+    _write_json(scratch / TRAINER, {**trainer, "base_digest": pin.digest, **({FROZEN: held} if held else {})})
     _make_durable(scratch)
     os.replace(scratch, folder)
     _sync(folder.parent)
@@ -84,17 +98,22 @@ def load_checkpoint(
     if (folder / ADAPTER_CONFIG).is_file():
         from peft import PeftModel
 
-        base = load_model(pin, dtype=dtype, device=device)
-        model: Any = PeftModel.from_pretrained(base, str(folder), is_trainable=trainable, autocast_adapter_dtype=False)
-        model.eval()
+        held = trainer.get(FROZEN)
+        base = load_model(pin, dtype=dtype, device="cpu" if held else device)
+        model: Any = PeftModel.from_pretrained(base, str(folder), is_trainable=True, autocast_adapter_dtype=False)
+        if held:
+            hold_in_nf4(model, double=held == "nf4_double")
+        if not trainable:
+            model.requires_grad_(False)
+        model.to(device).eval()
     else:
         model = load_folder(folder, dtype=dtype, device=device)
         grow(model, pin.grown_vocabulary)
         model.requires_grad_(trainable)
     stored = _load(folder / OPTIMIZER, device)
     names = [name.removeprefix(FIRST) for name in stored if name.startswith(FIRST)]
-    moments = {name: (stored[FIRST + name], stored[SECOND + name]) for name in names}
-    return TrainedModel(model, moments, trainer)
+    moments = {name: (stored.pop(FIRST + name), stored.pop(SECOND + name)) for name in names}
+    return TrainedModel(model, moments, trainer, stored)
 
 
 def load_merged(folder: Path | None, pin: ModelPin, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
@@ -102,6 +121,7 @@ def load_merged(folder: Path | None, pin: ModelPin, *, dtype: torch.dtype = torc
     if folder is None:
         return load_model(pin, dtype=dtype, device=device)
     model = load_checkpoint(folder, pin, dtype=dtype, device=device, trainable=False).model
+    release_from_nf4(model, dtype)
     return merge_adapters(model) if hasattr(model, "peft_config") else model
 
 

@@ -7,6 +7,7 @@ the caller's decision. Shapes: N answer tokens, D documents, H hidden size, V vo
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,11 @@ def logit_chunk(model: nn.Module) -> int:
     inner = plain(model)
     vocabulary = getattr(inner.get_output_embeddings(), "out_features", None) or inner.config.vocab_size
     return max(1, LOGIT_BYTES // (4 * vocabulary))
+
+
+def chunk_of(batch: TokenBatch, chunks: int) -> int | None:
+    """Return the answer tokens of one of `chunks` parts of `batch`; None for one part."""
+    return max(1, math.ceil(len(batch.answers.label_N) / chunks)) if chunks > 1 else None
 
 
 def document_losses(model: nn.Module, batch: TokenBatch, *, chunk_tokens: int | None = None) -> tuple[Tensor, Tensor]:

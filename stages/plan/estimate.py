@@ -1,29 +1,25 @@
-"""Peak bytes of any number of rows at the model's full depth, from four traces of a shallow one.
+"""Peak bytes and modelled seconds of ways to train one model at its full depth, from traces of a shallow one.
 
-Every operator of a step holds bytes that are linear in the rows and, at a given place in the first or last layer,
-linear in the depth; so each operator is extrapolated by itself and the maximum is taken last. (Extrapolating the peak
-itself fails where it moves from one phase to another.) The layers between lie between the first and the last.
+A step of two layers (`Technique.traced_layers` says how many) and one of a layer more, all but the last recomputed, are
+traced with two and with three rows, cut into pieces and put together again (`pieces.py`), for any number of rows and
+any choice of recomputed blocks. Where layers are not alike, or are no more than that, all of them are traced.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from data_contracts.config import TrainConfig
-from data_contracts.errors import ModelError
 from data_contracts.records import ModelPin
 from stages.gradients.passes import FORMED_BYTES
 from stages.meter.flops import FlopModel
 from stages.model.load import empty_model
-from stages.plan.timeline import PHASES, Timeline
+from stages.plan.checkpointing import choose_blocks, least_blocks
+from stages.plan.pieces import SPEEDS, Held, Pieces
+from stages.plan.timeline import Timeline
 from stages.plan.trace import Shape, trace_flops, trace_step
 
-SHALLOW = (1, 2)
-"""Depths traced; a model of at most two layers is traced as it is."""
 ROWS = (2, 3)
 """Rows traced; with one, kernels may skip a copy that two need."""
 PROCESS_BYTES = {"cpu": 640 * 2**20, "cuda": 640 * 2**20}
@@ -48,6 +44,19 @@ class PhaseBytes:
         return self.weights + self.moments + self.gradients + self.activations + self.process
 
 
+@dataclass(frozen=True)
+class Priced:
+    """What a step is predicted to take: bytes by phase, and modelled seconds."""
+
+    phases: dict[str, PhaseBytes]
+    seconds: float
+
+    @property
+    def peak_bytes(self) -> int:
+        """The dearest phase."""
+        return max(phase.total for phase in self.phases.values())
+
+
 @dataclass
 class Estimator:
     """Peaks and operations of ways to train one model; traces are made once each.
@@ -61,47 +70,76 @@ class Estimator:
     pin: ModelPin
     train: TrainConfig
     device: str
-    _traces: dict[Shape, list[list[Timeline]]] = field(default_factory=dict)
+    _pieces: dict[tuple[Shape, int, bool], Pieces] = field(default_factory=dict)
     _alike: bool | None = None
 
-    def phases(self, shape: Shape, micro_batch: int, accumulation: int) -> dict[str, PhaseBytes]:
-        """Return the bytes of each phase of a step of `accumulation` micro-batches of `micro_batch` rows.
+    def price(self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...] = ()) -> Priced:
+        """Return what a step of `accumulation` micro-batches of `micro_batch` rows takes.
 
-        With one micro-batch no phase meets gradients of an earlier one, and the phases named "again" are left out.
+        With one micro-batch the phases named "again" are left out; with updates inside the backward pass they are its
+        second pass.
         """
-        traces = self._traced(shape)
-        depths = self._depths()
-        steps = (self.pin.layers - depths[0]) / (depths[1] - depths[0]) if len(depths) > 1 else 0.0
-        extra = (micro_batch - ROWS[0]) / (ROWS[1] - ROWS[0])
+        lengths = shape.technique.traced_lengths(shape.row_tokens)
+        ways = [self._price(self._at(shape, length), micro_batch, accumulation, recomputed) for length in lengths]
+        phases: dict[str, PhaseBytes] = {}
+        for way in ways:
+            for name, item in way.phases.items():
+                phases[name] = max(phases.get(name, item), item, key=lambda phase: phase.total)
+        return Priced(phases, max(way.seconds for way in ways))
 
-        def along_rows(depth: int, name: str, what: str) -> np.ndarray:
-            low, high = (getattr(line, what)[name] for line in traces[depth])
-            return np.asarray(low + extra * (high - low))
+    @staticmethod
+    def _at(shape: Shape, length: int) -> Shape:
+        """Return `shape` for rows of another length."""
+        if length == shape.row_tokens:
+            return shape
+        answers = max(shape.loss_chunks, min(shape.answers, length) // shape.loss_chunks * shape.loss_chunks)
+        return replace(shape, row_tokens=length, answers=answers)
 
-        def at_full_depth(name: str, what: str) -> np.ndarray:
-            values = [along_rows(depth, name, what) for depth in range(len(depths))]
-            if len(values) == 1:
-                return values[0]
-            if name == "update":  # loops over parameters, not layers: the largest one's temporaries on all gradients
-                return np.array([_line([float(item.max()) for item in values], steps)])
-            return _deepen(traces[0][0].ops[name], traces[1][0].ops[name], values[0], values[1], steps)
+    def _price(self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...]) -> Priced:
+        pieces = self._cut(shape, micro_batch, again=bool(recomputed))
+        again = tuple(place in recomputed for place in range(pieces.layers))
+        held, seconds = pieces.walk(again, 2 if shape.update_in_backward else accumulation)
+        weights, moments, grown = self._fixed(shape)
+        phases = {name: self._phase(shape, item, weights, moments) for name, item in held.items()}
+        took = sum((grown if name == "update" else 1.0) * value for name, value in seconds.items())
+        return Priced(phases, took)
 
-        held = {}
-        for name in PHASES:
-            if accumulation == 1 and name.endswith("again"):
-                continue
-            live = at_full_depth(name, "live")
-            waiting = at_full_depth(name, "gradients")
-            at = int(np.argmax(live))
-            moments = _line([trace[0].moments for trace in traces], steps)
-            held[name] = PhaseBytes(
-                weights=_line([trace[0].weights for trace in traces], steps),
-                moments=moments + (moments // 2 + FORMED_BYTES if self.train.influence else 0),
-                gradients=round(waiting[at]),
-                activations=round(live[at]) - round(waiting[at]),
-                process=PROCESS_BYTES[self.device],
-            )
-        return held
+    def phases(
+        self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...] = ()
+    ) -> dict[str, PhaseBytes]:
+        """Return the bytes of each phase; see `price`."""
+        return self.price(shape, micro_batch, accumulation, recomputed).phases
+
+    def recomputing(self, shape: Shape, micro_batch: int, accumulation: int, allowed: int) -> tuple[int, ...] | None:
+        """Return the blocks whose recomputation costs the least time of all choices that fit `allowed`; None if none.
+
+        What is held all the time, the process included, counts too.
+        """
+        weights, moments, _ = self._fixed(shape)
+        fixed = self._phase(shape, Held(0, 0), weights, moments).total
+        passes = 2 if shape.update_in_backward else accumulation
+        pieces = self._cut(shape, micro_batch, again=True)
+        chosen = choose_blocks(pieces, passes, allowed - fixed)
+        return None if chosen is None else tuple(place for place, again in enumerate(chosen) if again)
+
+    def least(self, shape: Shape, micro_batch: int, accumulation: int) -> tuple[int, ...]:
+        """Return the blocks whose recomputation gives the lowest peak."""
+        passes = 2 if shape.update_in_backward else accumulation
+        chosen = least_blocks(self._cut(shape, micro_batch, again=True), passes)
+        return tuple(place for place, again in enumerate(chosen) if again)
+
+    def _phase(self, shape: Shape, held: Held, weights: int, moments: int) -> PhaseBytes:
+        direction = 0
+        if self.train.influence:
+            exact = self._fixed(replace(shape, optimizer_states="float32"))[1]
+            direction = exact // 2 + FORMED_BYTES
+        return PhaseBytes(
+            weights=weights,
+            moments=moments + direction,
+            gradients=held.gradients,
+            activations=held.peak - held.gradients,
+            process=PROCESS_BYTES[self.device],
+        )
 
     def scoring(self, shape: Shape, trainable: int) -> dict[str, int]:
         """Return the bytes of influence of one row on one target group, by form.
@@ -109,8 +147,8 @@ class Estimator:
         Backward: weights, the direction, and all activations (nothing is recomputed); the taps keep what training's
         weight gradients would have kept. Forward: a copy of what is moved instead, and one layer's share of those.
         """
-        phases = self.phases(replace(shape, checkpoint_activations=False, packed=False), 1, 1)
-        weights, process = phases["forward"].weights, phases["forward"].process
+        phases = self.phases(replace(shape, packed=False, update_in_backward=False, loss_chunks=1), 1, 1)
+        weights, process = self._fixed(replace(shape, precision="float32"))[0], phases["forward"].process
         activations = max(phases[name].activations for name in ("forward", "backward"))
         moved = 4 * trainable
         return {
@@ -118,66 +156,67 @@ class Estimator:
             "forward": process + weights + 2 * moved + math.ceil(activations / self.pin.layers),
         }
 
-    def flops(self, shape: Shape) -> FlopModel:
-        """Return the operations of a forward and of a training pass."""
-        depths = self._depths()
-        first = trace_flops(self.pin, shape, layers=depths[0], device=self.device)
-        if len(depths) == 1:
-            return first
-        second = trace_flops(self.pin, shape, layers=depths[1], device=self.device)
-        return first.deepened(second, self.pin.layers - depths[0])
+    def flops(self, shape: Shape, recomputed: tuple[int, ...] = ()) -> FlopModel:
+        """Return the operations of a forward and of a training pass, blocks recomputed or not; other savings are not
+        part of it (see `stages.technique.cost`)."""
+        plain = replace(shape, optimizer_states="float32", loss_chunks=1, update_in_backward=False)
 
-    def _depths(self) -> tuple[int, ...]:
+        def traced(layers: int, places: tuple[int, ...] = ()) -> FlopModel:
+            return trace_flops(self.pin, plain, layers=layers, device=self.device, recomputed=places)
+
+        if not self._shallow(shape):
+            return traced(self.pin.layers, recomputed).rounded()
+        one = traced(1)
+        full = one.deepened(traced(2), self.pin.layers - 1)
+        return (full.plus(one, traced(1, (0,)), len(recomputed)) if recomputed else full).rounded()
+
+    def _shallow(self, shape: Shape) -> bool:
         if self._alike is None:
             self._alike = _layers_alike(self.pin)
-        return SHALLOW if self._alike and self.pin.layers > SHALLOW[-1] else (self.pin.layers,)
+        return self._alike and self.pin.layers > shape.technique.traced_layers + 1
 
-    def _traced(self, shape: Shape) -> list[list[Timeline]]:
-        """Return traces by depth, then by rows."""
-        if shape not in self._traces:
-            traces = [
-                [trace_step(self.pin, shape, self.train, layers=depth, rows=rows, device=self.device) for rows in ROWS]
-                for depth in self._depths()
-            ]
-            for few, more in traces:
-                if few.ops != more.ops:
-                    raise ModelError(
-                        "a step runs the same operators whatever the number of rows",
-                        "another sequence was traced with one row more",
-                        "use a model whose forward pass does not depend on the batch",
-                    )
-            self._traces[shape] = traces
-        return self._traces[shape]
+    def _traces(self, shape: Shape, again: bool) -> tuple[Timeline, Timeline]:
+        shallow = self._shallow(shape)
+        if shape.optimizer_states == "8bit" and not shape.update_in_backward:  # its passes are those of float32
+            few, more = self._traces(replace(shape, optimizer_states="float32"), again)
+            if again:
+                return few, more
+            layers = shape.technique.traced_layers if shallow else self.pin.layers
+            own = trace_step(
+                self.pin, replace(shape, loss_chunks=1), self.train, layers=layers, rows=ROWS[0], device=self.device
+            )
+            return few.with_update(own), more.with_update(own)
+        layers = shape.technique.traced_layers + again if shallow else self.pin.layers
+        places = tuple(range(layers - 1 if shallow else layers)) if again else ()
 
+        def trace(rows: int) -> Timeline:
+            settings = {"layers": layers, "rows": rows, "device": self.device}
+            return trace_step(self.pin, shape, self.train, **settings, recomputed=places)
 
-def _line(values: Sequence[float], steps: float) -> int:
-    return round(values[0] if len(values) == 1 else values[0] + steps * (values[1] - values[0]))
+        return trace(ROWS[0]), trace(ROWS[1])
 
+    def _cut(self, shape: Shape, micro_batch: int, *, again: bool) -> Pieces:
+        key = (shape, micro_batch, again)
+        if key not in self._pieces:
+            kept = self._traces(shape, again=False)
+            layers = self.pin.layers if kept[0].block_weights else 0
+            self._pieces[key] = Pieces(
+                kept,
+                self._traces(shape, again=True) if again and layers else None,
+                layers,
+                (micro_batch - ROWS[0]) / (ROWS[1] - ROWS[0]),
+                speed=SPEEDS[self.device],
+                precision=shape.precision,
+            )
+        return self._pieces[key]
 
-def _deepen(shallow: list[str], deep: list[str], low: np.ndarray, high: np.ndarray, steps: float) -> np.ndarray:
-    """Return each operator's bytes at full depth: the shallow trace's operators, counted from the start and the end.
-
-    From the start, operator i of both traces is the same place for as long as the sequences agree (all before, and the
-    first layer); from the end likewise (the last layer and all after).
-    """
-    start = _agreeing(shallow, deep)
-    end = _agreeing(shallow[::-1], deep[::-1])
-    if start + end < len(shallow):
-        raise ModelError(
-            "a deeper model runs the same operators, with more layers between",
-            f"{len(shallow) - start - end} of {len(shallow)} operators have no counterpart",
-            "use a model with layers that are alike",
-        )
-    head = low[:start] + steps * (high[:start] - low[:start])
-    tail = low[len(low) - end :] + steps * (high[len(high) - end :] - low[len(low) - end :])
-    return np.concatenate([head, tail])
-
-
-def _agreeing(one: list[str], other: list[str]) -> int:
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return min(len(one), len(other))
+    def _fixed(self, shape: Shape) -> tuple[int, int, float]:
+        """Return the bytes of weights and moments at full depth, and moments over those traced."""
+        trace = self._traces(shape, again=False)[0]
+        more = self.pin.layers - len(trace.block_weights) if self._shallow(shape) else 0
+        weights = trace.weights + (more * trace.block_weights[-1] if more else 0)
+        moments = trace.moments + (more * trace.block_moments[-1] if more else 0)
+        return weights, moments, moments / trace.moments if trace.moments else 1.0
 
 
 def _layers_alike(pin: ModelPin) -> bool:

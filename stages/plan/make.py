@@ -19,14 +19,16 @@ from stages.model.checkpoint import read_trainer
 from stages.model.load import empty_model, locate
 from stages.model.pin import highest_token, read_pin
 from stages.plan.estimate import Estimator
+from stages.plan.page import show
 from stages.plan.report import summary_of, why
-from stages.plan.search import Way, precisions, search
+from stages.plan.search import Way, front, precisions, search
 from stages.plan.targets import check_targets
 from stages.plan.trace import Shape, seeded
 from stages.plan.vocabulary import check_vocabulary, places_of
 from stages.plan.window import window_for
 from stages.stage import Inputs, Work
 from stages.technique.base import Technique
+from stages.technique.cost import micro_batch_flops
 
 if TYPE_CHECKING:
     from stages.plan.stage import PlanSlice
@@ -65,14 +67,13 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
     precision = precisions(config.plan.precision, device)
     answers = rows.longest - 1 if config.plan.packed else int(rows.answers.max())
     shapes = [
-        Shape(technique, precision, False, rows.longest, max(1, answers), config.plan.packed)
-        for technique in techniques
+        Shape(technique, precision, rows.longest, max(1, answers), config.plan.packed) for technique in techniques
     ]
     limit = config.budget.peak_bytes
     estimator = Estimator(pin, config.train, device)
     with seeded():
         chosen, ways = search(estimator, shapes, config.plan, window=window, workers=config.train.workers, limit=limit)
-        flops = estimator.flops(chosen.shape)
+        flops = estimator.flops(chosen.shape, chosen.recomputed)
         trainable = chosen.shape.technique.trainable_count(model)
         scoring = {} if limit is None else estimator.scoring(chosen.shape, trainable)
     remaining = Budget(flops=config.budget.flops, tokens=config.budget.tokens).minus(work.spent().total)
@@ -81,7 +82,9 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
     if chosen.peak_bytes > available_bytes() and device == "cpu":
         work.notice(f"the plan needs {chosen.peak_bytes:,} bytes; this machine has {available_bytes():,} left now")
     work.record("plan", plan)
-    return summary_of(plan, chosen, ways, pin, pool_rows=rows.pool, noise=noise, remaining=remaining)
+    summary = summary_of(plan, chosen, ways, pin, pool_rows=rows.pool, noise=noise, remaining=remaining)
+    show(plan, chosen, ways, inputs.all("curve"), summary, work)
+    return summary
 
 
 def _rows(inputs: Inputs) -> Rows:
@@ -131,9 +134,15 @@ def _plan(
 ) -> Plan:
     lengths, answers = rows.lengths[: rows.pool], rows.answers[: rows.pool]
     tokens = int(lengths.sum())
-    train = sum(flops.train(1, int(n), int(a)) for n, a in zip(lengths, answers, strict=True))
+    technique, shape = chosen.shape.technique, chosen.shape
+    chunks, inside = shape.loss_chunks, shape.update_in_backward
+    train = sum(
+        micro_batch_flops(flops, 1, int(n), int(a), loss_chunks=chunks, update_in_backward=inside)
+        for n, a in zip(lengths, answers, strict=True)
+    )
+    batches = math.ceil(rows.pool / chosen.micro_batch)
+    train += flops.beside(batches, math.ceil(batches / (chosen.accumulation * max(1, config.train.workers))))
     forward = sum(flops.forward(1, int(n), int(a)) for n, a in zip(lengths, answers, strict=True))
-    technique = chosen.shape.technique
     return Plan(
         technique={"method": type(technique).name(), **technique.model_dump(mode="json")},
         precision=chosen.shape.precision,
@@ -141,7 +150,10 @@ def _plan(
         accumulation=chosen.accumulation,
         packed=chosen.shape.packed,
         row_tokens=chosen.shape.row_tokens,
-        checkpoint_activations=chosen.shape.checkpoint_activations,
+        recomputed_blocks=chosen.recomputed,
+        optimizer_states=shape.optimizer_states,
+        loss_chunks=chunks,
+        update_in_backward=inside,
         workers=config.train.workers,
         trainable=trainable,
         peak_bytes=chosen.peak_bytes,
@@ -151,24 +163,28 @@ def _plan(
         flops_per_token=math.ceil(train / tokens),
         flops_per_token_forward=math.ceil(forward / tokens),
         pass_flops=math.ceil(train),
+        tokens_per_second=chosen.tokens_per_second,
         why=why(chosen, ways),
-        considered=tuple(_considered(way, chosen) for way in ways),
+        considered=tuple(_considered(way, chosen, front(ways)) for way in ways),
     )
 
 
-def _considered(way: Way, chosen: Way) -> dict[str, Any]:
+def _considered(way: Way, chosen: Way, best: list[Way]) -> dict[str, Any]:
     if way is chosen:
         reason = "chosen"
     elif not way.fits:
         reason = f"needs {way.peak_bytes:,} bytes, {way.allowed_bytes:,} are allowed"
     else:
-        reason = "fits, but comes later in the order of preference"
+        reason = "fits, but ranks lower"
     return {
         "technique": type(way.shape.technique).name(),
         "precision": way.shape.precision,
         "micro_batch": way.micro_batch,
-        "checkpoint_activations": way.shape.checkpoint_activations,
+        "savings": ", ".join(way.savings),
+        "recomputed_blocks": len(way.recomputed),
         "peak_bytes": way.peak_bytes,
+        "tokens_per_second": way.tokens_per_second,
+        "on_front": any(way is item for item in best),
         "fits": way.fits,
         "reason": reason,
     }

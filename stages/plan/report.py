@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from data_contracts.cost import Budget
 from data_contracts.records import ModelPin, Plan, Summary, Table
-from stages.plan.search import Way
+from stages.plan.search import Way, front
+
+SHOWN = 24
+"""Most ways in the summary's table; the record has all."""
 
 
 def why(chosen: Way, ways: Sequence[Way]) -> str:
@@ -14,9 +17,9 @@ def why(chosen: Way, ways: Sequence[Way]) -> str:
     before = ways[: ways.index(chosen)]
     limit = "no memory limit is set" if chosen.allowed_bytes is None else f"{_gib(chosen.allowed_bytes)} are allowed"
     if not before:
-        return f"{chosen.name} is first in the order of preference and needs {_gib(chosen.peak_bytes)}; {limit}."
+        return f"{chosen.name} ranks first and needs {_gib(chosen.peak_bytes)}; {limit}."
     return (
-        f"{chosen.name} needs {_gib(chosen.peak_bytes)} and is the first of the configured order that fits; {limit}, "
+        f"{chosen.name} needs {_gib(chosen.peak_bytes)} and ranks first of those that fit; {limit}, "
         f"and {before[0].name} would need {_gib(before[0].peak_bytes)}."
     )
 
@@ -31,7 +34,7 @@ def summary_of(
     noise: float | None,
     remaining: Budget,
 ) -> Summary:
-    """Return the summary: facts, a table of the alternatives, a table of phase bytes."""
+    """Return the summary: facts, a table of the alternatives, the Pareto front, a table of phase bytes."""
     grown = (pin.grown_vocabulary - pin.vocabulary) * pin.hidden if pin.grown_vocabulary else 0
     facts: dict[str, str | int | float | bool | None] = {
         "technique": str(plan.technique["method"]),
@@ -39,13 +42,14 @@ def summary_of(
         "micro_batch": plan.micro_batch,
         "accumulation": plan.accumulation,
         "workers": plan.workers,
-        "checkpoint_activations": plan.checkpoint_activations,
+        "savings": ", ".join(chosen.savings) or "none",
         "longest_row_tokens": plan.row_tokens,
         "trainable_parameters": plan.trainable,
         "base_parameters": pin.parameters + grown * (1 if pin.tied_embeddings else 2),
         "embedding_weights": (pin.grown_vocabulary or pin.vocabulary) * pin.hidden,
         "peak_bytes": plan.peak_bytes,
         "process_bytes": next(iter(chosen.phases.values())).process,
+        "modelled_tokens_per_second": round(plan.tokens_per_second, 1),
         "flops_per_token": plan.flops_per_token,
         "pool_rows": pool_rows,
         "pass_flops": plan.pass_flops,
@@ -53,19 +57,34 @@ def summary_of(
         "gradient_noise_tokens": noise,
         "why": plan.why,
     }
-    return Summary(title="Plan", facts=facts, tables=(_alternatives(plan), _phases(chosen)))
+    return Summary(title="Plan", facts=facts, tables=(alternatives(plan), _front(ways), phases_of(chosen)))
 
 
-def _alternatives(plan: Plan) -> Table:
-    columns = ("technique", "precision", "micro_batch", "checkpoint_activations", "peak_bytes", "reason")
+def alternatives(plan: Plan) -> Table:
+    """Return the ways that were priced, best first."""
+    columns = ("technique", "precision", "micro_batch", "savings", "peak_bytes", "tokens_per_second", "reason")
+    more = len(plan.considered) - SHOWN
     return Table(
-        title="Ways of training considered, in order of preference",
+        title="Ways of training considered, best first" + (f" (the first {SHOWN}, {more} more)" if more > 0 else ""),
         columns=columns,
-        rows=tuple(tuple(item[name] for name in columns) for item in plan.considered),
+        rows=tuple(tuple(_short(item[name]) for name in columns) for item in plan.considered[:SHOWN]),
     )
 
 
-def _phases(chosen: Way) -> Table:
+def _short(value: str | int | float | bool | None) -> str | int | float | bool | None:
+    return round(value, 1) if isinstance(value, float) else value
+
+
+def _front(ways: Sequence[Way]) -> Table:
+    return Table(
+        title="Pareto front: no other way priced has fewer bytes and more tokens a second",
+        columns=("way", "peak_bytes", "tokens_per_second", "fits"),
+        rows=tuple((way.name, way.peak_bytes, round(way.tokens_per_second, 1), way.fits) for way in front(ways)),
+    )
+
+
+def phases_of(chosen: Way) -> Table:
+    """Return the bytes of each phase of the chosen way."""
     return Table(
         title="Bytes held at the dearest moment of each phase of a step",
         columns=("phase", "weights", "moments", "gradients", "activations and transients", "process", "total"),

@@ -1,8 +1,11 @@
-"""The search: every way of training that the configuration allows, its peak, and the first that fits.
+"""The search: every compatible way of training, its peak and its speed; what does not fit is out; the rest is ranked.
 
-Order of preference: technique as configured, then the larger micro-batch, then no recomputation of activations. A way
-that needs more than the memory budget less its headroom is out. Recomputation is only priced where a technique does not
-fit at its largest micro-batch without. Which step is priced, and how, is the estimator's.
+A way is a technique, a micro-batch and savings: moments in 8 bits, the output head in parts, updates inside the
+backward pass, and which blocks are recomputed. Techniques come in the configured order, a better one that fits before
+any of the next (the prior on quality between techniques is the user's order). Within one, ways are ranked by modelled
+tokens a second times a prior on quality: 1 where losses are what they are without the saving, `PRIOR_8BIT` for moments
+in 8 bits. No saving is modelled to make a step faster, so they are priced only where the fastest plain way of a
+technique does not fit. Which step is priced, and how, is the estimator's.
 """
 
 from __future__ import annotations
@@ -10,27 +13,59 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from data_contracts.config import PlanConfig
-from data_contracts.errors import BudgetError
-from stages.plan.estimate import Estimator, PhaseBytes
+from data_contracts.config import PlanConfig, Saving
+from data_contracts.errors import DoesNotFitError
+from stages.plan.estimate import PhaseBytes, Priced
 from stages.plan.trace import Shape
+from stages.technique.states import has_8bit
+
+LOSS_CHUNKS = 8
+"""Parts of the output head's work; as torchtune's default."""
+PRIOR_8BIT = 0.95
+"""Worth of a token where moments are held in 8 bits: Dettmers et al. 2022 (arXiv 2110.02861, table 1) find no loss on
+ten tasks; 5 % is asked for what was not among them."""
+LEAST_SHARE = 0.05
+"""Savings on moments and gradients are tried where moments are at least this share of the weights."""
+
+
+class Estimates(Protocol):
+    """What the search asks of an estimator; see `Estimator`."""
+
+    def price(self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...] = ()) -> Priced:
+        """Return peak bytes and seconds of a step."""
+
+    def recomputing(self, shape: Shape, micro_batch: int, accumulation: int, allowed: int) -> tuple[int, ...] | None:
+        """Return the blocks whose recomputation fits in the least time; None where none fits."""
+
+    def least(self, shape: Shape, micro_batch: int, accumulation: int) -> tuple[int, ...]:
+        """Return the blocks whose recomputation gives the lowest peak."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way of training and what it is predicted to hold."""
+    """One way of training, what it is predicted to hold and how fast it is modelled to be."""
 
     shape: Shape
     micro_batch: int
     accumulation: int
-    phases: dict[str, PhaseBytes]
+    recomputed: tuple[int, ...]
+    priced: Priced
     allowed_bytes: int | None
+    order: int
+    """Of its technique, as configured."""
+    workers: int = 0
+
+    @property
+    def phases(self) -> dict[str, PhaseBytes]:
+        """Bytes by phase."""
+        return self.priced.phases
 
     @property
     def peak_bytes(self) -> int:
         """The dearest phase."""
-        return max(phase.total for phase in self.phases.values())
+        return self.priced.peak_bytes
 
     @property
     def fits(self) -> bool:
@@ -38,56 +73,156 @@ class Way:
         return self.allowed_bytes is None or self.peak_bytes <= self.allowed_bytes
 
     @property
+    def tokens_per_second(self) -> float:
+        """Modelled, for rows of the longest row's length, over all workers."""
+        tokens = self.shape.row_tokens * self.micro_batch * self.accumulation
+        return tokens * max(1, self.workers) / self.priced.seconds
+
+    @property
+    def worth(self) -> float:
+        """Tokens a second times the prior on quality."""
+        return self.tokens_per_second * (PRIOR_8BIT if self.shape.optimizer_states == "8bit" else 1.0)
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """Smaller is better: technique, then worth, then bytes."""
+        return self.order, -self.worth, self.peak_bytes
+
+    @property
+    def savings(self) -> list[str]:
+        """What it saves memory by, for people."""
+        shape, found = self.shape, []
+        if self.recomputed:
+            found.append(f"{len(self.recomputed)} blocks recomputed")
+        if shape.loss_chunks > 1:
+            found.append(f"loss in {shape.loss_chunks} parts")
+        if shape.update_in_backward:
+            found.append("updates inside the backward pass")
+        if shape.optimizer_states == "8bit":
+            found.append("moments in 8 bits")
+        return found
+
+    @property
     def name(self) -> str:
-        """Technique, precision, micro-batch and recomputation, for people."""
-        recompute = ", recomputing activations" if self.shape.checkpoint_activations else ""
-        return f"{type(self.shape.technique).name()}, {self.shape.precision}, micro-batch {self.micro_batch}{recompute}"
+        """Technique, precision, micro-batch and savings, for people."""
+        parts = [type(self.shape.technique).name(), self.shape.precision, f"micro-batch {self.micro_batch}"]
+        return ", ".join(parts + self.savings)
 
 
 def search(
-    estimator: Estimator, shapes: Sequence[Shape], plan: PlanConfig, *, window: int, workers: int, limit: int | None
+    estimator: Estimates, shapes: Sequence[Shape], plan: PlanConfig, *, window: int, workers: int, limit: int | None
 ) -> tuple[Way, list[Way]]:
-    """Return the chosen way and every way that was priced, in order of preference.
+    """Return the best way that fits and every way that was priced, best first.
 
     Args:
         estimator: prices a way.
-        shapes: one a technique and precision, without recomputation, in order of preference.
-        plan: micro-batches to try and the headroom.
+        shapes: one a technique and precision, without savings, in order of preference.
+        plan: micro-batches to try, savings that may be used, and the headroom.
         window: examples an optimizer step, over all workers.
         workers: Ray Train workers; 0 is this process.
         limit: memory of one worker, bytes; None is unlimited.
 
-    Raises `BudgetError` naming the least memory that would do where nothing fits.
+    Raises `DoesNotFitError` with the least memory that would do where nothing fits: the lowest peak of all ways, over
+    all choices of recomputed blocks.
     """
     allowed = None if limit is None else int(limit * (1 - plan.headroom))
     ways: list[Way] = []
-    for shape in shapes:
-        plain = list(_ways(estimator, shape, plan, window, workers, allowed))
+    for order, shape in enumerate(shapes):
+        terms = _Terms(estimator, plan, window, workers, allowed, order)
+        plain = list(terms.plain(shape))
         ways += plain
-        if not plain[0].fits:
-            ways += _ways(estimator, replace(shape, checkpoint_activations=True), plan, window, workers, allowed)
-    order = {id(shape.technique): number for number, shape in enumerate(shapes)}
-    ways.sort(key=lambda w: (order[id(w.shape.technique)], -w.micro_batch, w.shape.checkpoint_activations))
+        if not min(plain, key=lambda way: way.rank).fits:
+            ways += terms.saving(shape, plain[0])
+    ways.sort(key=lambda way: way.rank)
     chosen = next((way for way in ways if way.fits), None)
     if chosen is None:
-        nearest = min(ways, key=lambda way: way.peak_bytes)
-        needed = math.ceil(nearest.peak_bytes / (1 - plan.headroom))
-        raise BudgetError(
-            f"one way of training fits `budget.peak_bytes` = {limit:,} less {plan.headroom:.0%} headroom",
-            f"the least of {len(ways)} ways ({nearest.name}) needs {nearest.peak_bytes:,} bytes",
-            f"set `budget.peak_bytes` to at least {needed:,}, shorten rows (`ingest.longest_tokens`), "
-            "or take a smaller model",
-        )
+        assert limit is not None, "without a limit everything fits"
+        raise _refusal(ways, plan, limit)
     return chosen, ways
 
 
-def _ways(
-    estimator: Estimator, shape: Shape, plan: PlanConfig, window: int, workers: int, allowed: int | None
-) -> Iterator[Way]:
-    for micro_batch in micro_batches(plan.micro_batches, window, workers):
-        accumulation = math.ceil(window / (micro_batch * max(1, workers)))
-        phases = estimator.phases(shape, micro_batch, accumulation)
-        yield Way(shape, micro_batch, accumulation, phases, allowed)
+def front(ways: Sequence[Way]) -> list[Way]:
+    """Return the ways that no other beats in both bytes and tokens a second, fewest bytes first."""
+    kept: list[Way] = []
+    for way in sorted(ways, key=lambda way: (way.peak_bytes, -way.tokens_per_second)):
+        if not kept or way.tokens_per_second > kept[-1].tokens_per_second:
+            kept.append(way)
+    return kept
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What is asked of one technique."""
+
+    estimator: Estimates
+    plan: PlanConfig
+    window: int
+    workers: int
+    allowed: int | None
+    order: int
+
+    def way(self, shape: Shape, micro_batch: int, recomputed: tuple[int, ...] = ()) -> Way:
+        accumulation = math.ceil(self.window / (micro_batch * max(1, self.workers)))
+        priced = self.estimator.price(shape, micro_batch, accumulation, recomputed)
+        return Way(shape, micro_batch, accumulation, recomputed, priced, self.allowed, self.order, self.workers)
+
+    def plain(self, shape: Shape) -> Iterator[Way]:
+        for micro_batch in micro_batches(self.plan.micro_batches, self.window, self.workers):
+            yield self.way(shape, micro_batch)
+
+    def saving(self, shape: Shape, plain: Way) -> Iterator[Way]:
+        for saved in self._shapes(shape, plain):
+            sizes = micro_batches(self.plan.micro_batches, self.window, self.workers)
+            for micro_batch in [self.window] if saved.update_in_backward else sizes:
+                first = self.way(saved, micro_batch)
+                if saved is not shape:
+                    yield first
+                if not first.fits and "recompute" in self._allowed(shape):
+                    yield from self._recomputing(first)
+
+    def _allowed(self, shape: Shape) -> list[Saving]:
+        return [saving for saving in self.plan.savings if saving in shape.technique.savings]
+
+    def _recomputing(self, way: Way) -> Iterator[Way]:
+        """Yield the fastest choice of blocks that fits, or the smallest where none does; `way` recomputes none."""
+        assert self.allowed is not None, "without a limit everything fits"
+        asked = (way.shape, way.micro_batch, way.accumulation)
+        blocks = self.estimator.recomputing(*asked, self.allowed)
+        blocks = self.estimator.least(*asked) if blocks is None else blocks
+        if blocks:
+            yield self.way(way.shape, way.micro_batch, blocks)
+
+    def _shapes(self, shape: Shape, plain: Way) -> Iterator[Shape]:
+        """Yield the shapes of all compatible savings but recomputation, `shape` itself first."""
+        savings, phase = self._allowed(shape), next(iter(plain.phases.values()))
+        trains_much = phase.moments >= LEAST_SHARE * phase.weights
+        chunks = (1, LOSS_CHUNKS) if "chunked_loss" in savings else (1,)
+        inside = trains_much and "update_in_backward" in savings and self.workers <= 1
+        small = trains_much and "states_8bit" in savings and has_8bit()
+        yield shape
+        for states in ("float32", "8bit") if small else ("float32",):
+            for parts in chunks:
+                for backward in (False, True) if inside else (False,):
+                    answers = math.ceil(shape.answers / parts) * parts
+                    saved = replace(
+                        shape, optimizer_states=states, loss_chunks=parts, update_in_backward=backward, answers=answers
+                    )
+                    if saved != shape:
+                        yield saved
+
+
+def _refusal(ways: Sequence[Way], plan: PlanConfig, limit: int) -> DoesNotFitError:
+    nearest = min(ways, key=lambda way: way.peak_bytes)
+    needed = math.ceil(nearest.peak_bytes / (1 - plan.headroom))
+    phase = max(nearest.phases, key=lambda name: nearest.phases[name].total)
+    return DoesNotFitError(
+        f"one way of training fits `budget.peak_bytes` = {limit:,} less {plan.headroom:.0%} headroom",
+        f"the least of {len(ways)} ways ({nearest.name}) needs {nearest.peak_bytes:,} bytes, in its phase {phase}",
+        f"set `budget.peak_bytes` to at least {needed:,}, shorten rows (`ingest.longest_tokens`), "
+        "or take a smaller model",
+        needed_bytes=needed,
+        least={way.order: way.peak_bytes for way in sorted(ways, key=lambda way: -way.peak_bytes)},
+    )
 
 
 def micro_batches(wanted: Sequence[int], window: int, workers: int) -> list[int]:

@@ -6,7 +6,7 @@ for, so that a model of any size is traced in seconds and a few megabytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,59 +25,101 @@ from stages.model.loss import plain
 from stages.model.packing import collate_packed
 from stages.plan.timeline import StorageWatch, Timeline
 from stages.technique.base import Technique
-from stages.technique.step import load_moments, optimizer_for, optimizer_step, trainable
+from stages.technique.frozen import halve_frozen
+from stages.technique.recompute import blocks_of, recompute
+from stages.technique.states import AdamW8bit, code_values
+from stages.technique.step import States
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One way of training, all but how many rows: what is traced.
+    """One way of training, all but how many rows and which blocks are recomputed: what is traced.
 
-    `answers` is the number of supervised tokens of a row, at least 1.
+    `answers` is the number of supervised tokens of a row, at least 1 and a multiple of `loss_chunks`; the rest are the
+    plan's fields of these names.
     """
 
     technique: Technique
     precision: str
-    checkpoint_activations: bool
     row_tokens: int
     answers: int
     packed: bool
+    optimizer_states: States = "float32"
+    loss_chunks: int = 1
+    update_in_backward: bool = False
 
 
 @lru_cache(maxsize=128)  # a later plan of the same run traces the same steps
-def trace_step(pin: ModelPin, shape: Shape, train: TrainConfig, *, layers: int, rows: int, device: str) -> Timeline:
-    """Run one optimizer step over two micro-batches of `rows` rows on a fake model of `layers` layers."""
+def trace_step(
+    pin: ModelPin,
+    shape: Shape,
+    train: TrainConfig,
+    *,
+    layers: int,
+    rows: int,
+    device: str,
+    recomputed: tuple[int, ...] = (),
+) -> Timeline:
+    """Run one optimizer step on a fake model of `layers` layers: over two micro-batches of `rows` rows, or over one
+    where updates are made inside the backward pass."""
+    if shape.optimizer_states == "8bit":
+        code_values()  # made of real numbers
+    window = 1 if shape.update_in_backward else 2
     mode = FakeTensorMode()
-    model = fake_model(pin, shape, layers=layers, device=device, mode=mode)
+    model = fake_model(pin, shape, layers=layers, device=device, mode=mode, recomputed=recomputed)
     batch = _fake_batch(shape, rows, device, mode)
-    watch = StorageWatch()
+    watch, blocks = StorageWatch(), blocks_of(model)
     with mode, plain_positions():
-        optimizer = optimizer_for(model, train, 1e-3)
-        chosen = trainable(model)
-        zeros = {name: (torch.zeros_like(item), torch.zeros_like(item)) for name, item in chosen.items()}
-        load_moments(optimizer, model, zeros, 1)
-        weights = watch.own([*model.parameters(), *model.buffers()])
-        moments = watch.own(item for state in optimizer.state.values() for item in state.values())
-        del zeros
+        optimizer = shape.technique.optimizer(model, train, 1e-3, 0, shape.optimizer_states)
+        if isinstance(inner := getattr(optimizer, "adamw", None), AdamW8bit):
+            inner.piece = 2**62  # pieces are views: the same bytes, traced once
+        held = optimizer.stand()
+        names = {parameter: name for name, parameter in model.named_parameters()}
+
+        def states(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+            return [value for item in parameters for value in held.get(names.get(item, ""), ())]
+
+        of_blocks = [
+            (watch.own([*block.parameters(), *block.buffers()]), watch.own(states(block.parameters())))
+            for block in blocks
+        ]
+        weights = watch.own([*model.parameters(), *model.buffers()]) + sum(size for size, _ in of_blocks)
+        moments = watch.own(item for each in held.values() for item in each) + sum(size for _, size in of_blocks)
         watch.own(_tensors(batch))
-        with watch.following(plain(model).base_model):
-            optimizer_step(model, optimizer, [batch, batch], clip=train.clip, precision=shape.precision)
-    return watch.timeline(weights, moments)
+        with watch.following(plain(model).base_model, blocks):
+            optimizer.step(
+                [batch] * window,
+                1e-3,
+                clip=train.clip,
+                precision=shape.precision,
+                loss_chunks=shape.loss_chunks,
+                in_backward=shape.update_in_backward,
+            )
+    return watch.timeline(weights, moments, of_blocks)
 
 
 @lru_cache(maxsize=16)
-def trace_flops(pin: ModelPin, shape: Shape, *, layers: int, device: str) -> FlopModel:
-    """Return the operations of training a model of `layers` layers in this way."""
+def trace_flops(
+    pin: ModelPin, shape: Shape, *, layers: int, device: str, recomputed: tuple[int, ...] = ()
+) -> FlopModel:
+    """Return the operations of training a model of `layers` layers in this way, a window's mean over a long training.
+
+    The mean is not rounded: it is linear in depth as it is.
+    """
     mode = FakeTensorMode()
-    model = fake_model(pin, shape, layers=layers, device=device, mode=mode)
+    model = fake_model(pin, shape, layers=layers, device=device, mode=mode, recomputed=recomputed)
     with mode:
-        return FlopModel.trace(model, train=True)
+        optimizer = shape.technique.optimizer(model, TrainConfig(), 1e-3, 0)
+        return FlopModel.mean([optimizer.price(window) for window in optimizer.cycle()])
 
 
-def fake_model(pin: ModelPin, shape: Shape, *, layers: int, device: str, mode: FakeTensorMode) -> Any:
+def fake_model(
+    pin: ModelPin, shape: Shape, *, layers: int, device: str, mode: FakeTensorMode, recomputed: tuple[int, ...] = ()
+) -> Any:
     """Build, wrap and set up the model as training does, with fake storage on `device`."""
     model = shape.technique.wrap(empty_model(pin, layers=layers))
-    if shape.checkpoint_activations:
-        plain(model).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    halve_frozen(model, shape.precision)
+    recompute(model, recomputed)
     wanted = {name for name, item in model.named_parameters() if item.requires_grad}
     with mode:
         model._apply(lambda item: torch.empty(item.shape, dtype=item.dtype, device=device))

@@ -1,19 +1,28 @@
 """The family of techniques: which of a model's parameters train, and how the trained model becomes one model again.
 
-A technique changes a model in place of its parameters only: after `wrap` what trains has `requires_grad`, and nothing
-else has. The optimizer step is the same for all (see `step.py`); loading and saving belong to the noun *model*. This
-module imports no torch, so that a stage's declaration can name the family.
+Four verbs: `wrap` makes a model ready, `optimizer` gives what steps it, whose `step` takes a window (`train` runs it,
+`plan` traces it), `merge` makes a plain model again. A technique that names no optimizer has AdamW over everything that
+trains. Loading and saving belong to the noun *model*. This module imports no torch, so that a stage's declaration can
+name the family.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from data_contracts.config import Saving
 from data_contracts.method import Method
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
+
+    from data_contracts.config import TrainConfig
+    from stages.technique.optimizer import Optimizer
+    from stages.technique.step import States
+
+Order = Literal["random", "ascending", "descending"]
+"""Of blocks that train one after another, in a cycle through all."""
 
 
 class Technique(Method):
@@ -22,19 +31,52 @@ class Technique(Method):
     family: ClassVar[str] = "techniques"
     home: ClassVar[str] = "stages.technique.methods"
     learning_rate: ClassVar[float]
-    """Peak learning rate of AdamW where the configuration gives none."""
+    """Peak learning rate where the configuration gives none."""
+    steady: ClassVar[bool] = True
+    """Whether the same parameters train at every window, all by backward passes and with Adam's two moments: what reads
+    gradients in training (`train.influence`) needs that."""
+    savings: ClassVar[frozenset[Saving]] = frozenset(get_args(Saving))
+    """Which of a plan's savings go with it."""
+    packs: ClassVar[bool] = False
+    """Whether `wrap` makes a model smaller: it is then wrapped in main memory and put on its device afterwards."""
 
     def wrap(self, model: PreTrainedModel) -> nn.Module:
         """Return `model` ready to train: exactly the parameters that train have `requires_grad`.
 
+        Where they change, the optimizer says when. A model loaded from a checkpoint without adapters is wrapped again.
         Random initial values come from torch's generator: seed it before, alike on every worker.
         """
         raise TypeError(f"{type(self).__name__} defines no wrap")
+
+    def optimizer(
+        self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
+    ) -> Optimizer:
+        """Return what steps the wrapped `model`.
+
+        Args:
+            model: from `wrap`, or from a checkpoint of this technique.
+            train: settings of AdamW.
+            learning_rate: the peak.
+            seed: of all that is drawn in training; alike on every worker.
+            states: in which AdamW holds its moments; "8bit" is asked for only where `savings` has "states_8bit".
+        """
+        from stages.technique.optimizer import Adam
+
+        return Adam(model, train, learning_rate, states)
+
+    @property
+    def traced_layers(self) -> int:
+        """Least depth at which the last layer is like all further ones: a plan is put together from traces of it."""
+        return 2
+
+    def traced_lengths(self, longest: int) -> tuple[int, ...]:
+        """Return the row lengths, at most `longest`, whose dearest is the dearest of all."""
+        return (longest,)
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return one plain model that computes what the trained `model` computes; `model` is used up."""
         raise TypeError(f"{type(self).__name__} defines no merge")
 
     def trainable_count(self, model: PreTrainedModel) -> int:
-        """Return how many numbers would train. `model` may stand on the meta device; it is not changed."""
+        """Return how many numbers train at once, at most. `model` may stand on the meta device; it is not changed."""
         raise TypeError(f"{type(self).__name__} defines no trainable_count")

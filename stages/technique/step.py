@@ -2,31 +2,36 @@
 
 A window of micro-batches gives the gradient of  sum_d w_d loss_d / sum_d w_d answer_tokens_d  over the whole window and
 all ranks, whatever the micro-batches: sums are accumulated, summed over ranks and divided once. A step whose loss or
-gradient is not finite is not applied. What the rows are and when to step is decided elsewhere.
+gradient is not finite is not applied. What the rows are and when to step is decided elsewhere, and so are the savings:
+the head in chunks, moments in 8 bits, recomputed blocks, updates inside the backward pass.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
+from data_contracts.errors import ConfigError
 from stages.gradients.row_products import RowProducts
 from stages.model.batch import TokenBatch
-from stages.model.loss import document_losses
+from stages.model.loss import chunk_of, document_losses
+from stages.technique.accumulate import Gradient, accumulating, updating
+from stages.technique.attempt import AllReduce, ShortOfMemoryError, generators, noted, restore
 from stages.technique.noise import NormPair
+from stages.technique.states import AdamW8bit, decode, encode
 
 if TYPE_CHECKING:
     from data_contracts.config import TrainConfig
 
 Moments = dict[str, tuple[Tensor, Tensor]]
-AllReduce = Callable[[Sequence[Tensor]], None]
-"""Sums each tensor over all ranks, in place, with the same bytes on every rank."""
+States = Literal["float32", "8bit"]
+"""In which the optimizer holds its moments."""
 
 
 @dataclass(frozen=True)
@@ -65,33 +70,39 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def optimizer_for(model: nn.Module, train: TrainConfig, learning_rate: float) -> torch.optim.AdamW:
-    """Return torch's AdamW over what trains; matrices decay by `train.weight_decay`, vectors (norms, biases) do not.
+def optimizer_for(
+    model: nn.Module, train: TrainConfig, learning_rate: float, states: States = "float32"
+) -> torch.optim.Optimizer:
+    """Return AdamW over what trains; matrices decay by `train.weight_decay`, vectors (norms, biases) do not.
 
-    One tensor at a time (neither foreach nor fused): the same bytes on every machine, and no second copy of the state.
+    Torch's own, one tensor at a time (neither foreach nor fused): the same bytes on every machine, and no second copy
+    of the state. With `states` of "8bit", `AdamW8bit`; raises `ConfigError` there where bitsandbytes is missing.
     """
     parameters = list(trainable(model).values())
-    groups = [
+    split = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=learning_rate,
-        betas=(train.beta1, train.beta2),
-        eps=train.epsilon,
-        foreach=False,
-        fused=False,
-    )
+    groups, betas = [group for group in split if group["params"]], (train.beta1, train.beta2)
+    if states == "8bit":
+        return AdamW8bit(groups, lr=learning_rate, betas=betas, eps=train.epsilon)
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=train.epsilon, foreach=False, fused=False)
 
 
 def moments_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Moments:
-    """Return (exp_avg, exp_avg_sq) of each trained parameter by name; zeros for one that was never updated."""
+    """Return (exp_avg, exp_avg_sq) of each trained parameter by name; zeros for one that was never updated.
+
+    Moments held in 8 bits come as float32 copies.
+    """
     moments: Moments = {}
     for name, parameter in trainable(model).items():
         state = optimizer.state.get(parameter, {})
-        zero = None if state else torch.zeros_like(parameter)
-        moments[name] = (zero, zero) if zero is not None else (state["exp_avg"], state["exp_avg_sq"])
+        if not state:
+            moments[name] = (torch.zeros_like(parameter), torch.zeros_like(parameter))  # two: a file names each once
+        elif isinstance(optimizer, AdamW8bit):
+            moments[name] = decode(optimizer, parameter, state)
+        else:
+            moments[name] = (state["exp_avg"], state["exp_avg_sq"])
     return moments
 
 
@@ -103,11 +114,36 @@ def load_moments(optimizer: torch.optim.Optimizer, model: nn.Module, moments: Ma
     """
     for name, parameter in trainable(model).items():
         average, square = moments[name]
+        if isinstance(optimizer, AdamW8bit):
+            optimizer.state[parameter] = encode(optimizer, parameter, average, square, updates)
+            continue
         optimizer.state[parameter] = {
             "step": torch.tensor(float(updates)),
             "exp_avg": average.to(parameter.device, parameter.dtype),
             "exp_avg_sq": square.to(parameter.device, parameter.dtype),
         }
+
+
+def held_states(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Return what the optimizer holds of each trained parameter, as `state.parameter`, bit for bit: for a snapshot."""
+    held = {}
+    for name, parameter in trainable(model).items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            held[f"{key}.{name}"] = torch.as_tensor(value)
+    return held
+
+
+def load_states(optimizer: torch.optim.Optimizer, model: nn.Module, held: Mapping[str, Tensor]) -> None:
+    """Give back what `held_states` returned; a parameter that had none has none."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for place, value in held.items():
+        key, _, name = place.partition(".")
+        found.setdefault(name, {})[key] = value
+    for name, parameter in trainable(model).items():
+        for key, value in found.get(name, {}).items():
+            counts = key == "step"
+            placed = int(value) if counts and isinstance(optimizer, AdamW8bit) else value
+            optimizer.state[parameter][key] = placed if counts else value.to(parameter.device)
 
 
 def optimizer_step(
@@ -118,8 +154,9 @@ def optimizer_step(
     clip: float,
     precision: str = "float32",
     all_reduce: AllReduce | None = None,
-    chunk_tokens: int | None = None,
+    loss_chunks: int = 1,
     products: RowProducts | None = None,
+    in_backward: bool = False,
 ) -> StepResult:
     """Take one step of `optimizer` on this rank's share of a window.
 
@@ -129,45 +166,61 @@ def optimizer_step(
         clip: largest norm of the mean gradient over all trained parameters.
         precision: "bfloat16" runs the forward pass under autocast; parameters, gradients and moments stay as they are.
         all_reduce: sums tensors over ranks in place; None for one rank.
-        chunk_tokens: answer tokens through the output head at once; see `document_losses`.
+        loss_chunks: in how many parts a micro-batch's answer tokens go through the output head.
         products: also reads each document's product with its direction from the backward passes.
+        in_backward: hold one parameter's gradient at a time. The window is gone through twice: the first pass measures
+            the gradient's norm, the second updates each parameter as soon as its gradient is there. What comes out is
+            the same to the bit, dropout included. Needs a window of one micro-batch on one rank.
+
+    Raises `ShortOfMemoryError` where memory ran out before an update, and `ConfigError` for `in_backward` with more
+    micro-batches or ranks: their gradients must be added up first.
     """
+    if in_backward and (len(window) != 1 or all_reduce is not None):
+        raise ConfigError(
+            "updates inside the backward pass have the whole window in one micro-batch on one worker",
+            f"{len(window)} micro-batches" + (", on several workers" if all_reduce else ""),
+            "plan again, or leave `update_in_backward` out of `plan.savings`",
+        )
     parameters = list(trainable(model).values())
     device = parameters[0].device
     losses: list[Tensor] = []
     counts: list[Tensor] = []
     found: list[Tensor] = []
-    totals = torch.zeros(5, dtype=torch.float64, device=device)  # loss, tokens, Σ|g_i|², Σ1/b_i, micro-batches
-    with _accumulating(parameters) as gradient, products or nullcontext():
+    totals = torch.zeros(6, dtype=torch.float64, device=device)  # loss, tokens, Σ|g_i|², Σ1/b_i, micro-batches, short
+    before = generators(device) if in_backward else None
+    with accumulating(parameters, keep=not in_backward) as gradient, products or nullcontext(), noted() as ran_out:
         for batch in window:
             if products is not None:
                 products.begin(batch)
-            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                loss_D, tokens_D = document_losses(model, batch, chunk_tokens=chunk_tokens)
-            objective = (loss_D * batch.weights_D.to(loss_D.dtype)).sum()
-            weight = (tokens_D * batch.weights_D.double()).sum()
-            gradient.micro_square = torch.zeros((), dtype=torch.float64, device=device)
-            objective.backward()
+            loss_D, tokens_D, sums_5 = _micro_batch(model, batch, precision, loss_chunks, gradient)
             if products is not None:
                 found.append(products.take() / batch.weights_D)  # 0 / 0 is NaN: backward did not see the document
-            losses.append(loss_D.detach())
+            losses.append(loss_D)
             counts.append(tokens_D)
-            one = weight.new_ones(())
-            totals += torch.stack(
-                [objective.detach().double(), weight, gradient.micro_square / weight**2, one / weight, one]
-            )
-    sums = gradient.sums(parameters)
+            totals[:5] += sums_5
+    totals[5] += len(ran_out)
+    sums = [] if in_backward else gradient.sums(parameters)
     if all_reduce is not None:
         all_reduce([*sums, totals])
-    loss_sum, tokens, small, inverse, micro = totals.tolist()
-    square = torch.stack([torch.linalg.vector_norm(item).double() for item in sums]).square().sum()
+    if ran_out or (all_reduce is not None and totals[5] > 0):
+        raise ShortOfMemoryError(str(ran_out[0]) if ran_out else "memory ran out on another rank")
+    loss_sum, tokens, small, inverse, micro = totals[:5].tolist()
+    if in_backward:
+        square = gradient.square(parameters)
+    else:
+        square = torch.stack([torch.linalg.vector_norm(item).double() for item in sums]).square().sum()
     norm = math.sqrt(square.item()) / tokens if tokens > 0 else math.nan
     applied = math.isfinite(norm) and math.isfinite(loss_sum)
     if applied:
         factor = min(1.0, clip / (norm + 1e-6)) / tokens
-        for parameter, item in zip(parameters, sums, strict=True):
-            parameter.grad = item.mul_(factor)
-        optimizer.step()
+        if before is not None:
+            restore(before)
+            with updating(parameters, optimizer, factor):
+                _objective(model, window[0], precision, loss_chunks)[0].backward()
+        else:
+            for parameter, item in zip(parameters, sums, strict=True):
+                parameter.grad = item.mul_(factor)
+            optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     pair = NormPair(small / micro, inverse / micro, norm**2, 1 / tokens) if applied and micro >= 2 else None
     return StepResult(
@@ -182,37 +235,21 @@ def optimizer_step(
     )
 
 
-class _Gradient:
-    """Running gradient sums. Each micro-batch's gradient is measured and added one parameter at a time, as backward
-    produces it, so that its norm costs no second copy of all gradients."""
-
-    def __init__(self) -> None:
-        self._sums: dict[nn.Parameter, Tensor] = {}
-        self.micro_square = torch.zeros((), dtype=torch.float64)
-
-    def take(self, parameter: nn.Parameter) -> None:
-        fresh = parameter.grad
-        if fresh is None:
-            return
-        parameter.grad = None
-        self.micro_square = self.micro_square + torch.linalg.vector_norm(fresh).double().square()
-        known = self._sums.get(parameter)
-        if known is None:
-            self._sums[parameter] = fresh.detach()
-        else:
-            known.add_(fresh)
-
-    def sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Return one sum a parameter in order; zeros where no micro-batch reached it."""
-        return [self._sums[item] if item in self._sums else torch.zeros_like(item) for item in parameters]
+def _micro_batch(
+    model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int, gradient: Gradient
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (loss_D, tokens_D, what it adds to the window's totals) of a forward and backward pass."""
+    objective, loss_D, tokens_D = _objective(model, batch, precision, loss_chunks)
+    weight = (tokens_D * batch.weights_D.double()).sum()
+    gradient.micro_square = torch.zeros((), dtype=torch.float64, device=weight.device)
+    objective.backward()
+    one = weight.new_ones(())
+    sums_5 = [objective.detach().double(), weight, gradient.micro_square / weight**2, one / weight, one]
+    return loss_D.detach(), tokens_D, torch.stack(sums_5)
 
 
-@contextmanager
-def _accumulating(parameters: Sequence[nn.Parameter]) -> Iterator[_Gradient]:
-    gradient = _Gradient()
-    handles = [item.register_post_accumulate_grad_hook(gradient.take) for item in parameters]
-    try:
-        yield gradient
-    finally:
-        for handle in handles:
-            handle.remove()
+def _objective(model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (weighted sum of losses, loss_D, tokens_D) of a forward pass."""
+    with torch.autocast(batch.input_ids_BT.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        loss_D, tokens_D = document_losses(model, batch, chunk_tokens=chunk_of(batch, loss_chunks))
+    return (loss_D * batch.weights_D.to(loss_D.dtype)).sum(), loss_D, tokens_D

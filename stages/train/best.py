@@ -1,4 +1,4 @@
-"""The best checkpoint so far, on disk: the weights and moments of the evaluation with the lowest finite loss.
+"""The best checkpoint so far, on disk: the weights and optimizer of the evaluation with the lowest finite loss.
 
 It is written when an evaluation is the best, as the checkpoint it may become; the one before is kept until no snapshot
 refers to it any more, so that a resumed segment finds whichever it needs. For rank 0.
@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from data_contracts.records import ModelPin
 from stages.model.checkpoint import save_checkpoint
-from stages.technique.step import moments_of
+from stages.technique.optimizer import Optimizer
 
 BEST = "best"
 
@@ -27,10 +26,10 @@ class Best:
     def __init__(self, home: Path, pin: ModelPin) -> None:
         self._home, self._pin = home / BEST, pin
 
-    def write(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, trainer: dict[str, Any]) -> None:
+    def write(self, step: int, model: nn.Module, optimizer: Optimizer, trainer: dict[str, Any]) -> None:
         """Write the checkpoint of `step`, in place of one that a life before this left."""
         shutil.rmtree(self.folder(step), ignore_errors=True)
-        save_checkpoint(self.folder(step), model, self._pin, moments_of(optimizer, model), trainer)
+        save_checkpoint(self.folder(step), model, self._pin, {}, trainer, optimizer.tensors())
 
     def folder(self, step: int) -> Path:
         """Return the folder of the checkpoint of `step`."""

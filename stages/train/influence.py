@@ -20,7 +20,8 @@ from stages.gradients.precondition import mean_gradient, precondition
 from stages.gradients.row_products import RowProducts, covered
 from stages.meter.flops import FlopModel
 from stages.model.batch import TokenTable, collate, length_buckets
-from stages.technique.step import moments_of, trainable
+from stages.technique.optimizer import Optimizer, moments_in
+from stages.technique.step import trainable
 from stages.train.examples import predicted_tokens
 from stages.workers.group import Group
 
@@ -80,11 +81,11 @@ class Influence:
         placed = {name: torch.empty_like(named[name]).copy_(value) for name, value in direction.items()}
         self.products = RowProducts(self._model, placed) if placed else None
 
-    def make(self, optimizer: torch.optim.Optimizer, updates: int, group: Group, precision: str) -> None:
+    def make(self, optimizer: Optimizer, group: Group, precision: str) -> None:
         """Make the direction of the weights and moments as they are; leaves the model in evaluation mode.
 
-        One forward and backward pass over the target, shared by the ranks. `updates` is at least 1. Raises `InputError`
-        where a target row has no token to predict.
+        One forward and backward pass over the target, shared by the ranks; the optimizer has updates behind it. Raises
+        `InputError` where a target row has no token to predict.
         """
         self.products = None  # not held twice
         self._model.eval()
@@ -104,6 +105,6 @@ class Influence:
             name: found[name].mul_(share) if name in found else torch.zeros_like(named[name]) for name in self._covered
         }
         group.sum_(list(mean.values()))
-        moments = moments_of(optimizer, self._model)
+        moments = moments_in(optimizer.tensors())
         settings = {"beta2": self._train.beta2, "epsilon": self._train.epsilon}
-        self.hold(precondition(mean, moments, updates, **settings))
+        self.hold(precondition(mean, moments, optimizer.updates, **settings))

@@ -2,7 +2,8 @@
 
 Every rank runs `run_segment` on the same `Job`; rank 0 alone writes. Killed at any moment and called again, it goes on
 from the last snapshot and leaves the same bytes. It promises at least one step, counts FLOPs before spending them, and
-keeps the evaluation with the lowest finite validation loss. Making artifacts of what it leaves is `publish.py`'s part.
+keeps the evaluation with the lowest finite validation loss. Where memory runs out in a step, micro-batches are halved
+and it is made again. Making artifacts of what it leaves is `publish.py`'s part.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from data_contracts.errors import BudgetError
 from stages.meter.flops import FlopModel
 from stages.technique.noise import NoiseScale
-from stages.technique.step import optimizer_step
+from stages.technique.step import StepResult
 from stages.train.best import Best
 from stages.train.examples import Examples
+from stages.train.halving import cut, within_memory
 from stages.train.influence import Influence
 from stages.train.job import Job
+from stages.train.order import MicroBatch
 from stages.train.policy import ask
 from stages.train.position import Position, stated
 from stages.train.rows import Rows
@@ -52,14 +56,15 @@ class _Segment:
         self.examples = Examples(Path(job.places.selection), [Path(name) for name in job.places.tokens])
         self.windows = Windows(self.examples, self.examples.visits(plan, train, job.order_seed), plan)
         batch_tokens = plan.micro_batch * plan.row_tokens
-        self.validation = Validation(Path(job.places.validation), train.validation_rows, batch_tokens)
+        self.validation = Validation(Path(job.places.validation), train.validation_rows, batch_tokens, plan.loss_chunks)
         self.start = prepare(job, group.device)
         self.model, self.optimizer = self.start.model, self.start.optimizer
-        target_tokens = plan.row_tokens if plan.checkpoint_activations else batch_tokens  # it keeps activations
+        target_tokens = plan.row_tokens if plan.recomputed_blocks else batch_tokens  # it keeps activations
         target = job.places.target
         self.influence = Influence(Path(target), self.model, train, target_tokens) if target else None
         self.remakes = train.influence == "evaluation"
-        self.meter = FlopModel.trace(self.model, train=True) if self.first else None
+        self.taken = self.optimizer.windows  # before this segment
+        self.meter = self.optimizer.price(self.taken) if self.first else None
         torch.manual_seed(job.torch_seed + 1 + group.rank)
         self.best = Best(job.home, job.pin)
         self.snapshots = Snapshots(job.home / SNAPSHOTS, job.digest)
@@ -69,16 +74,22 @@ class _Segment:
             schedule = self.start.schedule
             if job.anneals:
                 schedule = schedule.annealing(0, self.planned, train.decay_share)
-            self.at = Position(self.planned, schedule.state(), updates=self.start.updates)
+            self.at = Position(self.planned, schedule.state())
         else:
             self.planned, self.at = int(found.state["planned"]), Position(**found.state["position"])
-            found.restore(self.model, self.optimizer, group)
+            found.restore(self.optimizer, group)
             if self.influence is not None:
                 self.influence.hold(found.direction())
+        if self.at.micro_batch is not None:
+            self.windows = cut(self.windows, self.at.micro_batch)
         rows = Rows(job.home / ROWS, found.state["chunks"] if found else ())
         self.telemetry = Telemetry(rows, self.start.run_step, self.at)
         self.schedule, self.noise = Schedule.of(self.at.schedule), NoiseScale.of(self.at.noise)
         self.due = due_steps(self.planned, train.evaluations)
+
+    def _price(self, step: int) -> FlopModel:
+        """Return what the passes of step `step` of the segment (0-based) take."""
+        return self.optimizer.price(self.taken + step)
 
     def _plan_steps(self) -> int:
         """Return how many steps the segment makes: those of its epochs, or fewer where its FLOPs end before."""
@@ -89,7 +100,7 @@ class _Segment:
             if self.influence is not None:  # made at the start, and again at each evaluation but the last
                 direction = self.influence.flops(self.meter)
                 one, fixed = (one + direction, fixed) if self.remakes else (one, fixed + direction)
-            steps = self.windows.affordable(self.meter, limit, one, self.job.train.evaluations, fixed)
+            steps = self.windows.affordable(self._price, limit, one, self.job.train.evaluations, fixed)
         (agreed,) = self.group.agree([steps])
         if agreed == 0:
             raise BudgetError(
@@ -119,24 +130,12 @@ class _Segment:
 
     def _step(self) -> None:
         began, at, group = time.perf_counter(), self.at, self.group
-        window, layout = self.windows.layout(at.step)
-        mine = layout[group.rank :: group.size]
-        batches = [self.examples.batch(window, micro, self.job.plan.packed).to(group.device) for micro in mine]
         rate, phase = self.schedule.at(at.step, self.start.run_step + at.step)
-        for options in self.optimizer.param_groups:
-            options["lr"] = rate
-        result = optimizer_step(
-            self.model,
-            self.optimizer,
-            batches,
-            clip=self.job.train.clip,
-            precision=self.job.plan.precision,
-            all_reduce=group.sum_ if group.size > 1 else None,
-            products=self.influence.products if self.influence is not None else None,
-        )
+        self.windows, made = within_memory(self._attempt, self.windows, at, self.start.run_step, group.device)
+        window, mine, result = made
         tokens = int(self.examples.lengths[window].sum())
-        at.flops += self.windows.flops(self.meter, at.step) if self.meter else 0
-        at.step, at.tokens, at.updates = at.step + 1, at.tokens + tokens, at.updates + result.applied
+        at.flops += self.windows.flops(self._price, at.step) if self.meter else 0
+        at.step, at.tokens = at.step + 1, at.tokens + tokens
         if not result.applied:
             at.skipped.append(self.start.run_step + at.step)
         if result.norms is not None:
@@ -159,6 +158,23 @@ class _Segment:
         if at.step < at.steps:
             self._direct(again=loss is not None and self.remakes)
 
+    def _attempt(self, windows: Windows) -> tuple[np.ndarray, list[MicroBatch], StepResult]:
+        group, plan = self.group, self.job.plan
+        window, layout = windows.layout(self.at.step)
+        mine = layout[group.rank :: group.size]
+        batches = [self.examples.batch(window, micro, plan.packed).to(group.device) for micro in mine]
+        result = self.optimizer.step(
+            batches,
+            self.schedule.at(self.at.step, self.start.run_step + self.at.step)[0],
+            clip=self.job.train.clip,
+            precision=plan.precision,
+            all_reduce=group.sum_ if group.size > 1 else None,
+            loss_chunks=plan.loss_chunks,
+            products=self.influence.products if self.influence is not None else None,
+            in_backward=plan.update_in_backward,
+        )
+        return window, mine, result
+
     def _evaluate(self) -> Loss:
         began, at = time.perf_counter(), self.at
         loss = self.validation(self.model, self.group, self.job.plan.precision)
@@ -172,10 +188,10 @@ class _Segment:
         """Make the direction of influence where there is none yet, or `again`; before any update there are no moments
         to make it from."""
         at, influence = self.at, self.influence
-        if influence is None or not at.updates or (influence.direction and not again):
+        if influence is None or not self.optimizer.updates or (influence.direction and not again):
             return
         began = time.perf_counter()
-        influence.make(self.optimizer, at.updates, self.group, self.job.plan.precision)
+        influence.make(self.optimizer, self.group, self.job.plan.precision)
         at.direction_step, at.score_tokens = self.start.run_step + at.step, at.score_tokens + influence.tokens
         if self.meter is not None:
             at.score_flops += influence.flops(self.meter)
@@ -183,7 +199,7 @@ class _Segment:
         self.model.train()
 
     def _keep(self, loss: Loss, rate: float) -> None:
-        """Make this evaluation's weights and moments the segment's best."""
+        """Make this evaluation's weights and optimizer the segment's best."""
         at, run_step = self.at, self.start.run_step + self.at.step
         at.best = stated(run_step, loss)
         if self.first:
@@ -192,7 +208,8 @@ class _Segment:
                 "step": run_step,
                 "tokens": self.start.run_tokens + at.tokens,
                 "learning_rate": rate,
-                "updates": at.updates,
+                "updates": self.optimizer.updates,
+                "optimizer": self.optimizer.plain(),
                 "beta2": self.job.train.beta2,
                 "epsilon": self.job.train.epsilon,
                 "schedule": {**self.schedule.state(), "step": at.step, "steps": at.steps},
@@ -213,7 +230,7 @@ class _Segment:
                 start=at.before,
                 remaining=job.remaining,
                 spent=at.spent,
-                rest_flops=self.windows.rest_flops(self.meter, at.step, at.steps),
+                rest_flops=self.windows.rest_flops(self._price, at.step, at.steps),
                 annealing=self.schedule.decay_from is not None,
                 metric=job.metric,
                 direction=job.direction,
@@ -235,7 +252,7 @@ class _Segment:
         rng = generator_states(self.group)
         if self.first:
             direction = self.influence.direction if self.influence is not None else {}
-            self.snapshots.write(self.at.step, self.model, self.optimizer, rng, self._state(), direction)
+            self.snapshots.write(self.at.step, self.optimizer, rng, self._state(), direction)
             self.best.keep(self.snapshots.best_steps() | ({self.at.best["step"]} if self.at.best else set()))
 
     def _finish(self) -> None:

@@ -18,10 +18,11 @@ class Position:
         steps: planned steps; fewer once the policy ends the segment or begins its decay.
         schedule, noise: states of the schedule and of the noise scale.
         step: steps made.
-        updates: of Adam, those before this segment included.
         tokens, flops: of training; eval_tokens, eval_flops: of evaluations; score_tokens, score_flops: of influence.
         direction_step: step of the run whose weights made the direction of influence; None before there is one.
         evaluated: evaluations made.
+        micro_batch: rows a forward and backward pass, where memory made it fewer than planned.
+        halved: steps of the run, the micro-batch halved before each.
         skipped: steps of the run that were not finite and so not applied.
         best: the evaluation with the lowest finite loss: step of the run, loss, se.
         before: the evaluation that the segment started from, where known.
@@ -32,7 +33,6 @@ class Position:
     schedule: dict[str, Any]
     noise: dict[str, float] = field(default_factory=lambda: NoiseScale().state())
     step: int = 0
-    updates: int = 0
     tokens: int = 0
     flops: int = 0
     eval_flops: int = 0
@@ -41,6 +41,8 @@ class Position:
     score_tokens: int = 0
     direction_step: int | None = None
     evaluated: int = 0
+    micro_batch: int | None = None
+    halved: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     best: dict[str, Any] | None = None
     before: dict[str, Any] | None = None

@@ -75,6 +75,11 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
     costs = _costs(job, at, timing)
     for cause, cost in costs.items():
         work.charge(cause, cost)
+    if at["halved"]:
+        work.notice(
+            f"memory ran out at step(s) {_first(at['halved'])}: micro-batches hold {at['micro_batch']} rows since, not "
+            f"{job.plan.micro_batch}; steps hold as many examples as planned"
+        )
     if at["skipped"]:
         work.notice(f"{len(at['skipped'])} step(s) were not finite and were not applied: {_first(at['skipped'])}")
     return _summary(job, result, costs, title, rows.get("example_influence"))
@@ -144,6 +149,7 @@ def _summary(
             "checkpoint_step": at["best"]["step"],
             "evaluations": at["evaluated"],
             "steps_not_applied": len(at["skipped"]),
+            **({"micro_batch_halved_before_steps": _first(at["halved"])} if at["halved"] else {}),
             **({} if result["phases"][1] == 1 else {"phases": "{} of {} begun".format(*result["phases"])}),
             "flops": spent.flops,
             "evaluation_flops": at["eval_flops"],
@@ -154,6 +160,8 @@ def _summary(
             "seconds": round(spent.seconds, 3),
             "tokens_per_second": round(at["tokens"] / spent.seconds, 1) if spent.seconds else None,
             "peak_bytes": spent.peak_bytes,
+            "predicted_peak_bytes": job.plan.peak_bytes,
+            "peak_over_predicted": round(spent.peak_bytes / max(1, job.plan.peak_bytes), 3),
         },
         tables=(
             Table(title="validation loss", columns=("", "nats a token", "low 95 %", "high 95 %"), rows=tuple(rows)),

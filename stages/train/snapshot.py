@@ -1,8 +1,8 @@
 """Resume snapshots: everything a segment needs to go on from a step as if it had never stopped.
 
 A snapshot is a folder with `state.json` (position, schedule, best evaluation, counters) and `tensors.safetensors`
-(trained parameters, moments, every rank's generator states, influence's direction). It is complete or absent by rename;
-the last two are kept. A snapshot of other work, or one that cannot be read, is passed over.
+(moved weights, the optimizer's state, every rank's generator states, influence's direction). It is complete or absent
+by rename; the last two are kept. A snapshot of other work, or one that cannot be read, is passed over.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from stages.technique.step import Moments, load_moments, moments_of, trainable
+from stages.technique.optimizer import Optimizer
 from stages.workers.group import Group
 
 STATE, TENSORS = "state.json", "tensors.safetensors"
+OPTIMIZER = "optimizer."
 KEPT = 2
 
 
@@ -43,18 +44,17 @@ class Snapshot:
     folder: Path
     state: dict[str, Any]
 
-    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group) -> None:
-        """Put parameters, moments and this rank's generator states back."""
-        moments: Moments = {}
+    def restore(self, optimizer: Optimizer, group: Group) -> None:
+        """Put the optimizer, the weights that it moves and this rank's generator states back."""
         with safe_open(self.folder / TENSORS, framework="pt") as stored, torch.no_grad():
-            for name, parameter in trainable(model).items():
-                parameter.copy_(stored.get_tensor(f"param.{name}"))
-                moments[name] = (stored.get_tensor(f"exp_avg.{name}"), stored.get_tensor(f"exp_avg_sq.{name}"))
+            names = [name for name in stored.keys() if name.startswith(OPTIMIZER)]  # noqa: SIM118 - no mapping
+            state = {name.removeprefix(OPTIMIZER): stored.get_tensor(name) for name in names}
+            optimizer.restore(self.state["optimizer"], state)
+            for name, weight in optimizer.weights().items():
+                weight.copy_(stored.get_tensor(f"param.{name}"))
             torch.set_rng_state(stored.get_tensor(f"rng.cpu.{group.rank}"))
             if torch.device(group.device).type == "cuda":
                 torch.cuda.set_rng_state(stored.get_tensor(f"rng.cuda.{group.rank}"), group.device)
-        if updates := int(self.state["position"]["updates"]):
-            load_moments(optimizer, model, moments, updates)
 
     def direction(self) -> dict[str, Tensor]:
         """Return the direction of influence by parameter name; empty where none had been made."""
@@ -90,8 +90,7 @@ class Snapshots:
     def write(
         self,
         step: int,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         rng: dict[str, Tensor],
         state: dict[str, Any],
         direction: Mapping[str, Tensor],
@@ -100,12 +99,13 @@ class Snapshots:
         scratch = self._home / f".{step:09d}.unfinished"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
-        tensors = {f"param.{name}": _held(parameter) for name, parameter in trainable(model).items()}
-        for name, (average, square) in moments_of(optimizer, model).items():
-            tensors[f"exp_avg.{name}"], tensors[f"exp_avg_sq.{name}"] = _held(average), _held(square)
+        tensors = {f"param.{name}": _held(weight) for name, weight in optimizer.weights().items()}
+        tensors |= {OPTIMIZER + name: _held(value) for name, value in optimizer.held().items()}
         tensors |= {f"direction.{name}": _held(value) for name, value in direction.items()}
         save_file(tensors | rng, scratch / TENSORS)
-        (scratch / STATE).write_text(json.dumps(state | {"work": self._digest}), encoding="utf-8")
+        (scratch / STATE).write_text(
+            json.dumps(state | {"optimizer": optimizer.plain(), "work": self._digest}), encoding="utf-8"
+        )
         for path in (scratch / TENSORS, scratch / STATE, scratch):
             _sync(path)
         final = self._home / f"{step:09d}"

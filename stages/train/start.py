@@ -17,7 +17,9 @@ from data_contracts.method import resolve
 from stages.model.checkpoint import load_checkpoint, merge_adapters
 from stages.model.load import load_model
 from stages.technique.base import Technique
-from stages.technique.step import load_moments, optimizer_for
+from stages.technique.frozen import halve_frozen
+from stages.technique.optimizer import Optimizer, named_moments
+from stages.technique.recompute import recompute
 from stages.train.job import Job
 from stages.train.schedule import Schedule
 
@@ -27,10 +29,9 @@ class Start:
     """A model ready to train, its optimizer, and where in the run it stands."""
 
     model: nn.Module
-    optimizer: torch.optim.AdamW
+    optimizer: Optimizer
     technique: dict[str, Any]
     schedule: Schedule
-    updates: int
     run_step: int
     run_tokens: int
     validation: dict[str, Any] | None
@@ -43,31 +44,38 @@ def prepare(job: Job, device: str) -> Start:
     Raises `ConfigError` where the plan's technique cannot go on from the checkpoint's.
     """
     technique = resolve(Technique, job.plan.technique, "plan.technique")
+    if job.train.influence and not technique.steady:
+        raise ConfigError(
+            "`train.influence` goes with a technique of backward passes, the same parameters and Adam's own moments",
+            f"{type(technique).name()} is another",
+            "unset `train.influence`, or use `full` or `lora`",
+        )
     settings = {"method": type(technique).name(), **technique.model_dump(mode="json")}
     torch.manual_seed(job.torch_seed)
-    moments, trainer = None, dict[str, Any]()
+    place = "cpu" if technique.packs else device
+    found, trainer = None, dict[str, Any]()
     model: Any
     if job.places.checkpoint is None:
-        model = technique.wrap(load_model(job.pin, device=device))
+        model = technique.wrap(load_model(job.pin, device=place))
     else:
-        found = load_checkpoint(Path(job.places.checkpoint), job.pin, device=device)
+        found = load_checkpoint(Path(job.places.checkpoint), job.pin, device=place)
         model, trainer = found.model, found.trainer
-        if trainer["technique"] == settings:
-            moments = found.moments
-        else:
-            model = technique.wrap(_other(model, trainer["technique"], settings))
-    if job.plan.checkpoint_activations:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        same = trainer["technique"] == settings
+        if not same:
+            model = _other(model, trainer["technique"], settings)
+        if not hasattr(model, "peft_config"):
+            model = technique.wrap(model)
+        found = found if same else None
+    halve_frozen(model, job.plan.precision)
+    model.to(device)
+    recompute(model, job.plan.recomputed_blocks)
     peak = job.train.learning_rate or technique.learning_rate
-    optimizer = optimizer_for(model, job.train, peak)
-    updates = int(trainer["updates"]) if moments is not None else 0
-    if moments is not None and updates:
-        load_moments(optimizer, model, moments, updates)
+    optimizer = technique.optimizer(model, job.train, peak, job.torch_seed, job.plan.optimizer_states)
+    if found is not None:
+        optimizer.restore(trainer["optimizer"], found.state | named_moments(found.moments))
     step = int(trainer.get("run_step", trainer.get("step", 0)))
     schedule = Schedule(peak, job.train.warmup_steps, job.train.decay)
-    return Start(
-        model, optimizer, settings, schedule, updates, step, int(trainer.get("tokens", 0)), trainer.get("validation")
-    )
+    return Start(model, optimizer, settings, schedule, step, int(trainer.get("tokens", 0)), trainer.get("validation"))
 
 
 def _other(model: Any, before: dict[str, Any], now: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from torch import nn
 from data_contracts.arrow import read_table
 from stages.meter.flops import FlopModel
 from stages.model.batch import TokenTable, collate, length_buckets
-from stages.model.loss import document_losses
+from stages.model.loss import chunk_of, document_losses
 from stages.train.examples import predicted_tokens
 from stages.workers.group import Group
 
@@ -58,9 +58,11 @@ class Validation:
         rows: most rows used, the first by example_id: ids are hashes of content, so these are a random sample that
             stays the same as long as its rows do. None uses all.
         batch_tokens: padded tokens a forward pass.
+        loss_chunks: in how many parts a batch goes through the output head.
     """
 
-    def __init__(self, tokens: Path, rows: int | None, batch_tokens: int) -> None:
+    def __init__(self, tokens: Path, rows: int | None, batch_tokens: int, loss_chunks: int = 1) -> None:
+        self._chunks = loss_chunks
         table = read_table(tokens)
         self._table, answers = TokenTable(table), predicted_tokens(table)
         count = len(self._table) if rows is None else min(rows, len(self._table))
@@ -84,7 +86,7 @@ class Validation:
                 continue
             batch = collate([self._table.row(index) for index in bucket]).to(group.device)
             with torch.autocast(kind, torch.bfloat16, enabled=precision == "bfloat16"):
-                loss_D, tokens_D = document_losses(model, batch)
+                loss_D, tokens_D = document_losses(model, batch, chunk_tokens=chunk_of(batch, self._chunks))
             found[0, bucket] = loss_D.double().cpu()
             found[1, bucket] = tokens_D.double().cpu()
         placed = found.to(group.device)

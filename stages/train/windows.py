@@ -7,14 +7,19 @@ equal spacing and its decay ends where it ends.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from data_contracts.records import Plan
 from stages.meter.flops import FlopModel
+from stages.technique.cost import micro_batch_flops
 from stages.train.examples import Examples
 from stages.train.order import MicroBatch, Visits, lay_out
+
+Price = Callable[[int], FlopModel]
+"""What the passes of a step of the segment (0-based) take."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +42,32 @@ class Windows:
         row_tokens = self.plan.row_tokens if self.plan.packed else None
         return window, lay_out(self.examples.lengths[window].tolist(), self.plan.micro_batch, row_tokens=row_tokens)
 
-    def flops(self, meter: FlopModel, step: int) -> int:
+    def flops(self, price: Price, step: int) -> int:
         """Return the operations of one step's forward and backward passes, padding included."""
         window, layout = self.layout(step)
-        answers = self.examples.answers[window]
-        return sum(meter.train(len(micro.rows), micro.padded, int(answers[micro.places].sum())) for micro in layout)
+        answers, meter = self.examples.answers[window], price(step)
+        passes = sum(
+            micro_batch_flops(
+                meter,
+                len(micro.rows),
+                micro.padded,
+                int(answers[micro.places].sum()),
+                loss_chunks=self.plan.loss_chunks,
+                update_in_backward=self.plan.update_in_backward,
+            )
+            for micro in layout
+        )
+        return passes + meter.beside(len(layout), 1)
 
-    def rest_flops(self, meter: FlopModel, start: int, stop: int) -> int:
+    def rest_flops(self, price: Price, start: int, stop: int) -> int:
         """Return the operations of steps `start` up to `stop`."""
-        return sum(self.flops(meter, step) for step in range(start, stop))
+        return sum(self.flops(price, step) for step in range(start, stop))
 
-    def affordable(self, meter: FlopModel, limit: int | None, evaluation: int, evaluations: int, fixed: int) -> int:
+    def affordable(self, price: Price, limit: int | None, evaluation: int, evaluations: int, fixed: int) -> int:
         """Return the most steps whose operations, with those of their evaluations, stay within `limit`.
 
         Args:
-            meter: prices the steps.
+            price: of each step.
             limit: operations; None is all steps.
             evaluation: operations of one evaluation.
             evaluations: how many a segment has, fewer where it has fewer steps.
@@ -61,7 +77,7 @@ class Windows:
             return self.visits.steps
         spent = fixed
         for step in range(self.visits.steps):
-            spent += self.flops(meter, step)
+            spent += self.flops(price, step)
             if spent + evaluation * min(evaluations, step + 1) > limit:
                 return step
         return self.visits.steps

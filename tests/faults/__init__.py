@@ -18,7 +18,7 @@
      9 hidden Ray retries                 test_ray_faults.py::test_09_17_a_killed_worker_and_a_killed_driver
     10 crashed task absent from the UI    test_prefect_runs.py::test_a_run_whose_machine_dies_is_crashed_by_the_automation_or_sooner_by_reconciling
     11 loops when memory runs out         test_memory_faults.py::test_11_memory_that_runs_out_is_told_and_not_tried_again
-                                          ../stages/plan/test_plan.py::test_less_memory_gives_smaller_micro_batches_then_recomputation_then_the_next_technique
+                                          ../stages/plan/test_plan.py::test_less_memory_gives_savings_and_smaller_micro_batches_then_the_next_technique
     12 partial checkpoint                 test_kill_faults.py::test_08_12_15_a_signal_at_any_word_with_the_store
                                           ../stages/train/test_resume.py::test_a_cut_snapshot_is_passed_over_and_one_of_other_work_too
                                           ../stages/train/test_resume.py::test_under_ray_a_killed_rank_fails_the_stage_as_transient_and_two_ranks_go_on

@@ -16,7 +16,7 @@ from data_contracts.errors import MethodError
 from stages.model import nf4
 from stages.model.checkpoint import load_checkpoint, save_checkpoint
 from stages.model.load import load_model, pin_model
-from stages.model.nf4 import hold_in_nf4
+from stages.model.nf4 import Nf4Linear, hold_in_nf4
 from stages.technique.methods.lora import Lora
 from tests.local_work import LocalWork
 from tests.stages.gradients.small_models import rows_of
@@ -56,8 +56,12 @@ def dequantised(setting: Setting) -> Any:
     exact = load_checkpoint(setting.inputs["checkpoint"].folder, setting.pin, dtype=torch.float64)
     layers = dict(exact.model.named_modules())
     for name, module in held.model.named_modules():
-        if isinstance(module, bitsandbytes.nn.Linear4bit):
-            weight = bitsandbytes.functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
+        if isinstance(module, Nf4Linear):
+            weight = bitsandbytes.functional.dequantize_4bit(
+                *bitsandbytes.functional.quantize_4bit(
+                    layers[name].weight.float(), quant_type="nf4", compress_statistics=True
+                )
+            )
             assert isinstance(layers[name], nn.Linear)
             assert not torch.allclose(layers[name].weight.float(), weight, atol=1e-3)
             layers[name].weight.data = weight.double().reshape(layers[name].weight.shape)
@@ -92,7 +96,7 @@ def test_frozen_weights_take_an_eighth_of_their_memory(shared: Path) -> None:
     model = Lora().wrap(load_model(pin))
     before = {n: m.weight.nbytes for n, m in model.named_modules() if isinstance(m, nn.Linear) and "base_layer" in n}
     hold_in_nf4(model)
-    held = {n: m.weight.nbytes for n, m in model.named_modules() if isinstance(m, bitsandbytes.nn.Linear4bit)}
+    held = {n: m.codes.nbytes for n, m in model.named_modules() if isinstance(m, Nf4Linear)}
     assert set(held) == set(before)
     assert sum(held.values()) == sum(before.values()) // 8
 

@@ -22,6 +22,8 @@ from stages.meter.memory import peak_resident_bytes, reset_peak, resident_bytes
 from stages.model.batch import Row, collate
 from stages.model.load import load_model, pin_model
 from stages.technique.base import Technique
+from stages.technique.recompute import blocks_of
+from stages.technique.recompute import recompute as recompute_blocks
 from stages.technique.step import load_moments, optimizer_for, optimizer_step, trainable
 
 Step = Callable[[], None]
@@ -47,7 +49,7 @@ def prepare(
     torch.manual_seed(0)
     model = resolve(Technique, {"method": technique}, "t").wrap(base)
     if recompute == "yes":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_blocks(model, range(len(blocks_of(model))))
     model.train()
     optimizer = optimizer_for(model, TrainConfig(), 1e-4)
     zeros = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in trainable(model).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from data_contracts.arrow import write_table
 from data_contracts.cost import Cost
-from data_contracts.errors import BudgetError, ConfigError
+from data_contracts.errors import BudgetError, ConfigError, DoesNotFitError
 from data_contracts.ledger import Entry, Ledger
 from data_contracts.records import ModelPin, Plan
 from data_contracts.tables import CURVE
@@ -20,6 +21,7 @@ from stages.model.checkpoint import save_checkpoint
 from stages.model.load import load_model
 from stages.plan.search import micro_batches
 from stages.stage import Artifact
+from stages.train.rows import TIMING
 from tests.local_work import LocalWork
 from tests.stages.plan.conftest import random_rows, token_columns
 
@@ -44,7 +46,10 @@ def test_the_preferred_technique_is_chosen_where_it_fits_and_planned_on_the_long
     assert plan.peak_bytes == max(plan.phases.values())
     assert {item["technique"] for item in plan.considered} == {"full", "lora"}
     assert [item["reason"] for item in plan.considered].count("chosen") == 1
-    assert [table.title.split()[0] for table in summary.tables] == ["Ways", "Bytes"]
+    assert [table.title.split()[0] for table in summary.tables] == ["Ways", "Pareto", "Bytes"]
+    front = [item for item in plan.considered if item["on_front"]]
+    assert max(item["tokens_per_second"] for item in plan.considered) in [item["tokens_per_second"] for item in front]
+    assert min(item["peak_bytes"] for item in plan.considered) in [item["peak_bytes"] for item in front]
     # closed form: 6 x 226,560 linear weights, attention 14 T² h a layer, head 6 x 64 x 512 an answer token
     pool = [(n, n - n // 2) for n in (10, 64, 20, 30)]
     flops = sum(6 * 226_560 * n + 5 * 14 * n * n * 64 + 6 * 64 * 512 * answers for n, answers in pool)
@@ -53,32 +58,47 @@ def test_the_preferred_technique_is_chosen_where_it_fits_and_planned_on_the_long
 
 
 @pytest.mark.slow
-def test_less_memory_gives_smaller_micro_batches_then_recomputation_then_the_next_technique(
+def test_less_memory_gives_savings_and_smaller_micro_batches_then_the_next_technique(
     inputs: dict[str, Artifact], planned: Planned
 ) -> None:
-    free, _, _ = planned({"plan": {"headroom": 0}}, inputs)
-    peaks = {(i["technique"], i["micro_batch"], i["checkpoint_activations"]): i["peak_bytes"] for i in free.considered}
-    found = []
-    for limit in (peaks["full", 4, False], peaks["full", 4, False] - 1, peaks["full", 1, False]):
-        plan, _, _ = planned({"plan": {"headroom": 0}, "budget": {"peak_bytes": limit}}, inputs)
+    settings = {"headroom": 0, "savings": ["recompute", "states_8bit"]}
+    free, _, _ = planned({"plan": settings}, inputs)
+    assert (free.micro_batch, free.recomputed_blocks, free.optimizer_states, free.loss_chunks) == (4, (), "float32", 1)
+    peaks = {(item["technique"], item["micro_batch"]): item["peak_bytes"] for item in free.considered}
+    speeds, found = [free.tokens_per_second], []
+    for limit in (peaks["full", 4] - 1, peaks["full", 1] - 1):
+        plan, _, _ = planned({"plan": settings, "budget": {"peak_bytes": limit}}, inputs)
         assert plan.peak_bytes <= limit
-        found.append((plan.technique["method"], plan.micro_batch, plan.checkpoint_activations))
+        assert plan.technique["method"] == "full"
         assert plan.micro_batch * plan.accumulation == 8
         refused = [item for item in plan.considered if not item["fits"]]
         assert all(item["peak_bytes"] > limit and "allowed" in item["reason"] for item in refused)
-    assert found[:2] == [("full", 4, False), ("full", 4, True)]
-    assert found[2][0] == "full"
+        rivals = [item for item in plan.considered if item["fits"] and item["technique"] == "full"]
+        worth = max(item["tokens_per_second"] * (0.95 if "8 bits" in item["savings"] else 1) for item in rivals)
+        speeds.append(plan.tokens_per_second * (0.95 if plan.optimizer_states == "8bit" else 1))
+        assert speeds[-1] == pytest.approx(worth)
+        found.append(plan)
+    assert len(found[0].recomputed_blocks) == 1
+    assert found[1].recomputed_blocks or found[1].optimizer_states == "8bit"
+    assert speeds == sorted(speeds, reverse=True)
+    with pytest.raises(DoesNotFitError) as caught:
+        planned({"plan": {**settings, **FULL}, "budget": {"peak_bytes": 2**20}}, inputs)
+    with_less = {"plan": settings, "budget": {"peak_bytes": caught.value.needed_bytes - 1}}
+    assert planned(with_less, inputs)[0].technique["method"] == "lora"
 
 
 @pytest.mark.slow
 def test_an_impossible_budget_names_the_nearest_that_would_do(inputs: dict[str, Artifact], planned: Planned) -> None:
+    few = {"plan": {"savings": ["recompute"]}}
     with pytest.raises(BudgetError) as caught:
-        planned({"budget": {"peak_bytes": "100MB"}}, inputs)
-    needed = int(caught.value.remedy.split("at least ")[1].split(",  ")[0].split(", shorten")[0].replace(",", ""))
-    plan, _, _ = planned({"budget": {"peak_bytes": needed}}, inputs)
+        planned({"budget": {"peak_bytes": "100MB"}, **few}, inputs)
+    assert isinstance(caught.value, DoesNotFitError)
+    needed = caught.value.needed_bytes
+    assert f"at least {needed:,}" in caught.value.remedy
+    plan, _, _ = planned({"budget": {"peak_bytes": needed}, **few}, inputs)
     assert plan.peak_bytes <= 0.9 * needed
     with pytest.raises(BudgetError):
-        planned({"budget": {"peak_bytes": needed - 2}}, inputs)
+        planned({"budget": {"peak_bytes": needed - 2}, **few}, inputs)
 
 
 def test_a_step_that_the_flops_left_cannot_pay_is_refused(inputs: dict[str, Artifact], planned: Planned) -> None:
@@ -147,6 +167,24 @@ def test_declaring_the_stage_loads_no_torch() -> None:
     code = "import sys; import stages.plan.stage; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_page_shows_the_phases_and_what_an_earlier_segment_really_took(
+    inputs: dict[str, Artifact], planned: Planned, tmp_path: Path
+) -> None:
+    work = LocalWork(tmp_path / "c", {"curve": "curve"})
+    write_table(work._place("curve") / "data.arrow", CURVE.schema, {name: [] for name in CURVE.schema.names})
+    timing = {"step": [1, 2, 2], "what": ["step", "step", "evaluation"], "seconds": [1.0] * 3, "tokens": [9] * 3,
+              "peak_bytes": [5 * 2**30, 7 * 2**30, 9 * 2**30]}  # fmt: skip
+    write_table(work.measured("curve", "timing.arrow"), TIMING, timing)
+    _, made, _ = planned({"plan": FULL}, {**inputs, "curve": [work.artifact("curve")]})
+    page = made.measured("plan", "plan.html").read_text()
+    figures = json.loads(page.split('id="figures">')[1].split("</script>")[0])
+    bars = {trace["name"]: trace for trace in figures["figure0"]["data"]}
+    assert set(bars) == {"process", "weights", "moments", "gradients", "activations", "measured"}
+    assert bars["measured"]["y"] == [7.0]
+    assert bars["weights"]["y"][0] == pytest.approx(260_032 * 4 / 2**30, rel=1e-3)
+    assert "Pareto front" in {trace["name"] for trace in figures["figure1"]["data"]}
 
 
 @pytest.mark.shared

@@ -19,8 +19,9 @@ from stages.model.batch import Row, TokenTable
 from stages.model.checkpoint import load_checkpoint
 from stages.score.stage import STAGE as SCORE
 from stages.score.stage import ScoreSlice
+from stages.technique import optimizer as steps
 from stages.technique.step import moments_of, trainable
-from stages.train import loop, publish
+from stages.train import publish
 from stages.train.begin import STAGE as BEGIN
 from stages.train.begin import BeginSlice
 from stages.train.influence import Influence
@@ -60,7 +61,7 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.before: list[tuple[Any, dict[str, torch.Tensor], dict[str, tuple[torch.Tensor, torch.Tensor]]]] = []
-        real = loop.optimizer_step
+        real = steps.optimizer_step
 
         def noted(model: Any, optimizer: Any, *args: Any, **settings: Any) -> Any:
             values = {name: p.detach().clone() for name, p in trainable(model).items()}
@@ -68,7 +69,7 @@ class Watched:
             self.before.append((model, values, moments))
             return real(model, optimizer, *args, **settings)
 
-        monkeypatch.setattr(loop, "optimizer_step", noted)
+        monkeypatch.setattr(steps, "optimizer_step", noted)
 
     def model(self, step: int) -> Any:
         """Return the model before 0-based step `step`, in float64."""

@@ -1,0 +1,227 @@
+"""Adam on one layer at a time, the others held in few bits, beside a slope read by forward passes alone.
+
+The layer at hand stands in float32; leaving it packs it again with stochastic rounding. A window moves it by AdamW on
+g₁, from backward passes, and by −lr·α·g₀·z: g₀ is the slope along a Gaussian direction z of its own weights (see
+`zeroth.py`). Both are means over answer tokens and clipped. Rows longer than `long_tokens` take part in g₀ alone, so
+that no activations are kept for them; without it every row takes part in both. g₀ z stays out of AdamW's moments: where
+it came alone they would stretch its noise to whole steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from stages.meter.flops import FlopModel, recomputed
+from stages.model.batch import TokenBatch
+from stages.model.packed import Bits, PackedLinear, linears
+from stages.technique.blocks import Schedule, layers_of
+from stages.technique.gaussian import Gaussian
+from stages.technique.optimizer import How, Optimizer, moments_in, named_moments, set_rate, stood
+from stages.technique.step import StepResult, load_moments, moments_of, optimizer_for, optimizer_step, trainable
+from stages.technique.zeroth import generator
+
+if TYPE_CHECKING:
+    from data_contracts.config import TrainConfig
+
+WHOLE = "whole."
+
+
+def pack_layers(model: nn.Module, bits: Bits) -> None:
+    """Pack every linear layer inside the decoder's layers, rounding to the nearest, in place."""
+    for _, layer in layers_of(model):
+        for parent, key, _, child in linears(layer):
+            if not isinstance(child, PackedLinear):
+                setattr(parent, key, PackedLinear(cast(nn.Linear, child), bits))
+
+
+class PackedBlocks(Optimizer):
+    """AdamW on the layer that stands whole.
+
+    Args:
+        model: its layers packed by `pack_layers`.
+        schedule: which layer trains when; its seed also decides directions and rounding.
+        train, rate: AdamW's settings.
+        bits: of the layers that are packed.
+        share: α, the zeroth-order step's rate over AdamW's.
+        epsilon: how far weights are moved to read the slope.
+        long_tokens: padded length above which rows are read by forward passes alone; None reads every row both ways.
+    """
+
+    def __init__(
+        self, model: nn.Module, schedule: Schedule, train: TrainConfig, rate: float, *, bits: Bits, share: float,
+        epsilon: float, long_tokens: int | None,
+    ) -> None:  # fmt: skip
+        super().__init__(model)
+        self.layers, self.schedule, self._train, self._rate = layers_of(model), schedule, train, rate
+        self.bits, self.share, self.epsilon, self.long_tokens = bits, share, epsilon, long_tokens
+        self._prices: dict[int, FlopModel] = {}
+        self._enter(0)
+
+    @property
+    def block(self) -> int:
+        """The layer at hand."""
+        return self.schedule.block(self.period)
+
+    def _enter(self, period: int) -> None:
+        self.period, self.updates = period, 0
+        layer = self.layers[self.block][1]
+        self.model.requires_grad_(False)
+        for parent, key, _, child in linears(layer):
+            if isinstance(child, PackedLinear):
+                setattr(parent, key, child.plain())
+        layer.requires_grad_(True)
+        self.adamw = optimizer_for(self.model, self._train, self._rate)
+        undecayed = self._train.model_copy(update={"weight_decay": 0.0})
+        self.probe = Gaussian(self.model, undecayed, self.epsilon, self.schedule.seed)
+
+    def _leave(self) -> None:
+        """Pack the layer at hand; its moments go first, so that nothing stands twice."""
+        name, layer = self.layers[self.block]
+        del self.adamw, self.probe
+        layer.requires_grad_(False)
+        for parent, key, path, child in linears(layer):
+            weight = cast(nn.Linear, child).weight
+            source = generator(weight.device, self.schedule.seed, self.period, name, path)
+            uniform = torch.rand(weight.shape, generator=source, device=weight.device)
+            setattr(parent, key, PackedLinear(cast(nn.Linear, child), self.bits, uniform))
+
+    def step(self, window: Sequence[TokenBatch], rate: float, **how: Unpack[How]) -> StepResult:
+        """Take one step of AdamW on the layer that the window belongs to."""
+        if (period := self.schedule.period(self.windows)) != self.period:
+            self._leave()
+            self._enter(period)
+        set_rate(self.adamw, rate)
+        self.probe.windows = self.windows
+        apart = [self.long_tokens is not None and batch.shape[1] > self.long_tokens for batch in window]
+        near = [batch for batch, long in zip(window, apart, strict=True) if not long]
+        far = [batch for batch, long in zip(window, apart, strict=True) if long or self.long_tokens is None]
+        slope, side = self.probe.slope(far, how)
+        whole = side.applied or not side.answer_tokens
+        inner = self.adamw if whole else _Idle(self.probe.named.values())
+        result = optimizer_step(self.model, cast(torch.optim.Optimizer, inner), near, **how)
+        applied = whole and (result.applied or (side.applied and not result.answer_tokens))
+        if applied and side.applied and self.share:
+            self.probe.descend(slope * min(1.0, how["clip"] / (abs(slope) + 1e-6)), self.share * rate)
+        self.windows, self.updates = self.windows + 1, self.updates + (whole and result.applied)
+        return replace(_joined(window, apart, result, side, self.long_tokens is not None), applied=applied)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return codes, scales and norms of the layers that wait; that of the layer at hand is in `tensors`."""
+        found: dict[str, Tensor] = {}
+        for name, layer in self.layers:
+            found |= {f"{name}.{inner}": item for inner, item in layer.named_parameters() if not item.requires_grad}
+            found |= {f"{name}.{inner}": item for inner, item in layer.named_buffers()}
+        return found
+
+    def plain(self) -> dict[str, Any]:
+        """Add the seed and the stay whose moments stand."""
+        return super().plain() | {"seed": self.schedule.seed, "period": self.period}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the moments of the layer at hand, and its weights: a checkpoint is packed again on loading."""
+        whole = {WHOLE + name: item.detach() for name, item in trainable(self.model).items()}
+        return named_moments(moments_of(self.adamw, self.model)) | whole
+
+    def restore(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go on in the same stay with the same draws."""
+        self._leave()
+        self.schedule = replace(self.schedule, seed=int(plain["seed"]))
+        self._enter(int(plain["period"]))
+        super().restore(plain, tensors)
+        with torch.no_grad():
+            for name, item in trainable(self.model).items():
+                item.copy_(tensors[WHOLE + name])
+        if self.updates:
+            load_moments(self.adamw, self.model, moments_in(tensors), self.updates)
+
+    def stand(self) -> dict[str, list[Tensor]]:
+        """Enter the lowest layer, for which most activations are kept, with zero moments; return what is held."""
+        self._leave()
+        self._enter(next(period for period in range(len(self.layers)) if self.schedule.block(period) == 0))
+        self.windows = self.period * self.schedule.stay
+        return stood(self.adamw, self.model)
+
+    def price(self, window: int) -> FlopModel:
+        """Return the operations of a window: passes of short rows, and two forward passes of those read so."""
+        block = self.schedule.block(self.schedule.period(window))
+        if block not in self._prices:
+            self._prices[block] = self._priced_block(block)
+        return self._prices[block]
+
+    def cycle(self) -> Sequence[int]:
+        """Return one window a layer."""
+        return [period * self.schedule.stay for period in range(len(self.layers))]
+
+    def _priced_block(self, block: int) -> FlopModel:
+        """Trace the two highest layers; the others, which are alike, lie on their line."""
+        top = len(self.layers) - 1
+        near = top - block < 2 or recomputed(self.model)
+        found = self._traced(block if near else top)
+        if not near:
+            found = found.deepened(self._traced(top - 1), top - block)
+        if self.long_tokens is not None:
+            return replace(found, forward_above=self.long_tokens)
+        return found.probing(2)
+
+    def _traced(self, block: int) -> FlopModel:
+        """Trace a training of one layer, which stands whole meanwhile, without changing anything."""
+        layer, packed = self.layers[block][1], []
+        for parent, key, _, child in linears(layer):
+            if isinstance(child, PackedLinear):
+                packed.append((parent, key, child))
+                setattr(parent, key, child.plain())
+        try:
+            self.model.requires_grad_(False)
+            layer.requires_grad_(True)
+            return FlopModel.trace(self.model, train=True)
+        finally:
+            for parent, key, child in packed:
+                setattr(parent, key, child)
+            self.model.requires_grad_(False)
+            self.layers[self.block][1].requires_grad_(True)
+
+
+class _Idle:
+    """Stands for AdamW in `optimizer_step` where a window is not to be applied, and only its losses are asked for."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+
+    def step(self) -> None:
+        """Move nothing."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def _joined(
+    window: Sequence[TokenBatch], apart: Sequence[bool], near: StepResult, far: StepResult, split: bool
+) -> StepResult:
+    """Return one result with documents in the window's order; where rows are not split, `near` has them all."""
+    if not split:
+        return near
+    parts = {
+        long: [found.document_loss_D.double(), found.document_tokens_D] for long, found in ((False, near), (True, far))
+    }
+    losses, counts = [parts[False][0][:0]], [parts[False][1][:0]]
+    for batch, long in zip(window, apart, strict=True):
+        count = len(batch.example_ids)
+        for place, into in enumerate((losses, counts)):
+            into.append(parts[long][place][:count])
+            parts[long][place] = parts[long][place][count:]
+    return replace(
+        near,
+        loss_sum=near.loss_sum + far.loss_sum,
+        answer_tokens=near.answer_tokens + far.answer_tokens,
+        document_loss_D=torch.cat(losses),
+        document_tokens_D=torch.cat(counts),
+        gradient_norm=near.gradient_norm if near.answer_tokens else far.gradient_norm,
+    )

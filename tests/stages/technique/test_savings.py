@@ -1,0 +1,189 @@
+"""What saves memory in a step leaves what is learnt as it is; 8-bit moments within a stated gap."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from data_contracts.config import TrainConfig
+from data_contracts.errors import ConfigError, ModelError
+from stages.model.batch import collate
+from stages.technique import states
+from stages.technique.frozen import halve_frozen
+from stages.technique.methods.lora import Lora
+from stages.technique.recompute import blocks_of, recompute
+from stages.technique.states import AdamW8bit
+from stages.technique.step import (
+    held_states,
+    load_moments,
+    load_states,
+    moments_of,
+    optimizer_for,
+    optimizer_step,
+    trainable,
+)
+from tests.stages.technique.test_step import rows_of
+from tests.stages.train.small import llama
+
+needs_8bit = pytest.mark.skipif(not states.has_8bit(), reason="bitsandbytes is not installed")
+
+
+def trained(model, *, steps=4, optimizer_states="float32", cut=5, rate=1e-2, **settings):
+    """Train on the same windows of ten rows; return (document losses by step, weights, optimizer)."""
+    model = copy.deepcopy(model).train()
+    recompute(model, settings.pop("recomputed", ()))
+    optimizer = optimizer_for(model, TrainConfig(weight_decay=0.1), rate, optimizer_states)
+    torch.manual_seed(7)
+    rows, losses = rows_of(10), []
+    for _ in range(steps):
+        window = [collate(rows[start : start + cut]) for start in range(0, 10, cut)]
+        losses.append(optimizer_step(model, optimizer, window, clip=0.5, **settings).document_loss_D)
+    return torch.stack(losses), trainable(model), optimizer
+
+
+def same(one, other):
+    return torch.equal(one[0], other[0]) and all(torch.equal(one[1][name], other[1][name]) for name in one[1])
+
+
+def test_the_head_in_chunks_gives_every_document_its_loss_and_the_same_trajectory():
+    plain, chunked = (trained(llama(), loss_chunks=chunks) for chunks in (1, 7))
+    torch.testing.assert_close(chunked[0], plain[0], rtol=1e-5, atol=1e-5)
+    for name, value in plain[1].items():
+        torch.testing.assert_close(chunked[1][name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("places", [(0,), (1,), (0, 1)])
+def test_recomputed_blocks_change_no_bit_dropout_included(places):
+    model = Lora(r=4, dropout=0.2).wrap(llama())
+    assert len(blocks_of(model)) == 2
+    assert same(trained(model, recomputed=places), trained(model))
+
+
+def test_a_block_that_the_model_does_not_have_is_refused():
+    with pytest.raises(ModelError, match="block 2"):
+        recompute(llama(), (0, 2))
+
+
+@pytest.mark.parametrize("technique", ["full", "lora"])
+@pytest.mark.parametrize("optimizer_states", ["float32", pytest.param("8bit", marks=needs_8bit)])
+def test_updates_inside_the_backward_pass_change_no_bit_clipping_and_dropout_included(technique, optimizer_states):
+    model = llama(tied=technique == "full") if technique == "full" else Lora(r=4, dropout=0.2).wrap(llama())
+    settings = {"cut": 10, "optimizer_states": optimizer_states, "recomputed": (0,)}
+    plain, inside = trained(model, **settings), trained(model, in_backward=True, **settings)
+    assert same(plain, inside)
+    before, after = (moments_of(run[2], model) for run in (plain, inside))
+    assert all(torch.equal(a, b) for name in before for a, b in zip(before[name], after[name], strict=True))
+
+
+def test_updates_inside_the_backward_pass_hold_one_gradient_at_a_time():
+    model, held = llama(), []
+    for item in model.parameters():
+        item.register_post_accumulate_grad_hook(lambda _: held.append(sum(p.grad is not None for p in watched)))
+    watched = list(model.parameters())
+    optimizer = optimizer_for(model, TrainConfig(), 1e-2)
+    optimizer_step(model, optimizer, [collate(rows_of(4))], clip=1.0, in_backward=True)
+    assert max(held) == 1
+    with pytest.raises(ConfigError, match="2 micro-batches"):
+        optimizer_step(model, optimizer, [collate(rows_of(2))] * 2, clip=1.0, in_backward=True)
+
+
+def test_a_broken_loss_is_not_applied_inside_the_backward_pass_either():
+    model = llama()
+    before = copy.deepcopy(model.state_dict())
+    model.model.norm.register_forward_hook(lambda module, args, out: out * torch.inf)
+    optimizer = optimizer_for(model, TrainConfig(), 1e-2)
+    result = optimizer_step(model, optimizer, [collate(rows_of(4))], clip=1.0, in_backward=True)
+    assert not result.applied
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not optimizer.state
+
+
+def wide():
+    """A Llama whose matrices are large enough for 8 bits."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, tie_word_embeddings=True, use_cache=False))
+
+
+@needs_8bit
+def test_moments_in_8_bits_keep_the_loss_within_two_percent_and_take_a_quarter_of_the_bytes():
+    plain, small = (trained(wide(), steps=20, optimizer_states=kind, rate=2e-3) for kind in ("float32", "8bit"))
+    first, last, found = plain[0][0].sum(), plain[0][-1].sum(), small[0][-1].sum()
+    assert last < 0.8 * first
+    assert abs(found - last) < 0.02 * last
+    assert not torch.equal(found, last)
+    size = [sum(value.numel() * value.element_size() for value in run[2].state[p].values() if torch.is_tensor(value))
+            for run in (plain, small) for p in [run[1]["model.layers.0.mlp.up_proj.weight"]]]  # fmt: skip
+    assert size == [8 * 64 * 128 + 4, 2 * 64 * 128 + 2 * 4 * 32]
+
+
+@needs_8bit
+@pytest.mark.parametrize("piece", [2**22, 1024])
+def test_a_step_in_8_bits_is_bitsandbytes_own(monkeypatch, piece):
+    import bitsandbytes
+
+    monkeypatch.setattr(states, "PIECE", piece)
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(70, 100)), torch.nn.Parameter(torch.randn(50, 60))]
+    theirs = [torch.nn.Parameter(item.detach().clone()) for item in ours]
+    settings = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
+    one, other = AdamW8bit(ours, **settings), bitsandbytes.optim.AdamW8bit(theirs, **settings)
+    for _ in range(5):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        one.step()
+        other.step()
+    assert torch.equal(ours[0], theirs[0])
+    torch.testing.assert_close(ours[1], theirs[1], rtol=1e-5, atol=1e-6)  # 3,000 numbers: float32 moments
+    assert torch.equal(one.state[ours[0]]["exp_avg"], other.state[theirs[0]]["state1"])
+
+
+@needs_8bit
+def test_moments_given_to_8_bits_come_back_within_a_step_of_the_code():
+    model = wide()
+    _, weights, optimizer = trained(model, steps=6)
+    exact = {name: tuple(optimizer.state[p][k] for k in ("exp_avg", "exp_avg_sq")) for name, p in weights.items()}
+    other = optimizer_for(model, TrainConfig(), 1e-2, "8bit")
+    load_moments(other, model, exact, 6)
+    for name, pair in moments_of(other, model).items():
+        for found, expected in zip(pair, exact[name], strict=True):
+            scale = expected.abs().max()
+            assert (found - expected).abs().max() <= 0.02 * scale, name
+
+
+@pytest.mark.parametrize("optimizer_states", ["float32", pytest.param("8bit", marks=needs_8bit)])
+def test_states_survive_a_snapshot_to_the_bit(optimizer_states):
+    model = wide()
+    optimizer = optimizer_for(model, TrainConfig(), 1e-2, optimizer_states)
+    window = [collate(rows_of(4))]
+    for _ in range(3):
+        optimizer_step(model, optimizer, window, clip=1.0)
+    held = {name: value.clone() for name, value in held_states(optimizer, model).items()}
+    second = copy.deepcopy(model)
+    other = optimizer_for(second, TrainConfig(), 1e-2, optimizer_states)
+    load_states(other, second, held)
+    for one, states_of in ((model, optimizer), (second, other)):
+        optimizer_step(one, states_of, window, clip=1.0)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), second.parameters(), strict=True))
+
+
+def test_frozen_weights_in_bfloat16_give_the_losses_and_weights_that_autocast_gives():
+    halved = [Lora(r=4, dropout=0.2).wrap(wide()) for _ in range(2)]
+    halve_frozen(halved[1], "bfloat16")
+    linear = halved[1].base_model.model.model.layers[0].mlp.up_proj.base_layer.weight
+    assert linear.dtype == torch.bfloat16
+    assert halved[1].get_input_embeddings().weight.dtype == torch.float32
+    for item in trainable(halved[1]).values():
+        assert item.dtype == torch.float32
+    with torch.no_grad():
+        for (_, one), (_, other) in zip(*(trainable(model).items() for model in halved), strict=True):
+            other.copy_(one)
+    assert same(*(trained(model, precision="bfloat16") for model in halved))
+    exact = Lora(r=4).wrap(wide())
+    halve_frozen(exact, "float32")
+    assert {item.dtype for item in exact.parameters()} == {torch.float32}

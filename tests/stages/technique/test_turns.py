@@ -1,0 +1,70 @@
+"""HiFT and LISA: whose turn it is, at which rate, and which moments stand."""
+
+from __future__ import annotations
+
+import torch
+
+from data_contracts.config import TrainConfig
+from stages.technique.step import optimizer_step, trainable
+from tests.stages.technique.setting import llama, technique, windows
+
+
+def begun(method, layers=3, **settings):
+    chosen = technique(method, **settings)
+    return chosen.optimizer(chosen.wrap(llama(layers)).train(), TrainConfig(), 1e-2, 5)
+
+
+def place(name):
+    parts = name.split(".")
+    return int(parts[2]) if parts[1] == "layers" else parts[1]
+
+
+def test_hifts_groups_take_turns_step_by_step_from_embeddings_to_the_last_norm():
+    optimizer, seen = begun("hift"), []
+    for window in windows(10):
+        optimizer.step(window, 1e-2, clip=1.0)
+        seen.append({place(name) for name in trainable(optimizer.model)})
+    assert seen == [{"embed_tokens"}, {0}, {1}, {2}, {"norm"}] * 2
+
+
+def test_hift_is_adamw_on_each_group_with_moments_that_are_not_forgotten():
+    ours, theirs = begun("hift"), llama(3).train()
+    groups = [[dict(theirs.named_parameters())[name] for name in group] for group in ours.blocks]
+    references = [torch.optim.AdamW(group, lr=1e-2, weight_decay=0.0) for group in groups]
+    for number, window in enumerate(windows(10)):
+        theirs.requires_grad_(False)
+        for item in groups[number % 5]:
+            item.requires_grad_(True)
+        optimizer_step(theirs, references[number % 5], window, clip=1.0)
+        ours.step(window, 1e-2, clip=1.0)
+    for name, value in ours.model.state_dict().items():
+        torch.testing.assert_close(value, theirs.state_dict()[name], rtol=1e-5, atol=1e-6)
+    assert ours.plain()["counts"] == [2] * 5
+
+
+def test_hifts_rate_changes_once_a_cycle():
+    optimizer, seen = begun("hift"), []
+    for number, window in enumerate(windows(11)):
+        optimizer.step(window, 1e-3 * (number + 1), clip=1.0)
+        seen.append(optimizer.adamw.param_groups[0]["lr"])
+    assert seen == [1e-3] * 5 + [6e-3] * 5 + [11e-3]
+
+
+def test_lisa_trains_what_lies_outside_always_and_drops_the_moments_of_layers():
+    """Kept, the moments of layers that were drawn once would grow to those of full training."""
+    method, drawn = technique("lisa", layers=2, block_steps=2), set()
+    optimizer = method.optimizer(method.wrap(llama(6)).train(), TrainConfig(), 1e-2, 5)
+    for number, window in enumerate(windows(12)):
+        optimizer.step(window, 1e-2, clip=1.0)
+        here = {place(name) for name in trainable(optimizer.model)}
+        layers = {item for item in here if isinstance(item, int)}
+        assert here - layers == {"embed_tokens", "norm"}
+        assert len(layers) == 2
+        drawn.add(tuple(sorted(layers)))
+        held = sum(value.nbytes for value in optimizer.tensors().values())
+        assert held == 8 * sum(item.numel() for item in trainable(optimizer.model).values())
+        assert optimizer.updates == number + 1
+        assert optimizer.layer_updates == number % 2 + 1
+        norm = optimizer.model.model.norm.weight
+        assert optimizer.adamw.state[norm]["step"] == number + 1
+    assert len(drawn) > 2

@@ -121,16 +121,16 @@ def load_merged(folder: Path | None, pin: ModelPin, *, dtype: torch.dtype = torc
     if folder is None:
         return load_model(pin, dtype=dtype, device=device)
     model = load_checkpoint(folder, pin, dtype=dtype, device=device, trainable=False).model
-    release_from_nf4(model, dtype)
     return merge_adapters(model) if hasattr(model, "peft_config") else model
 
 
 def merge_adapters(model: Any) -> Any:
-    """Merge PEFT adapters into their weights and return the plain model.
+    """Merge PEFT adapters into their weights (held in four bits, they are made whole first); return the plain model.
 
     A tied weight that one of its two modules adapts is untied first: adding the update in place would change the other
     module too, and storing the weight once would lose one of the two.
     """
+    release_from_nf4(model, next(model.parameters()).dtype)
     inner = model.get_base_model()
     embedding, head = inner.get_input_embeddings(), inner.get_output_embeddings()
     adapted = [layer for layer in (embedding, head) if hasattr(layer, "base_layer")]

@@ -40,10 +40,3 @@ class Qlora(Lora):
         wrapped = super().wrap(model)
         hold_in_nf4(wrapped, double=self.double_quant)
         return wrapped
-
-    def merge(self, model: nn.Module) -> PreTrainedModel:
-        """Return the dequantised base with the adapters added to its weights."""
-        from stages.model.nf4 import release_from_nf4
-
-        release_from_nf4(model)
-        return super().merge(model)

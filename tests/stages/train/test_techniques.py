@@ -82,3 +82,18 @@ def test_influence_in_training_is_refused_where_what_trains_changes(tmp_path, me
     work = work_for(STAGE, tmp_path / "work", seed=3)
     with pytest.raises(ConfigError, match=method):
         STAGE.run(config(influence="segment"), house.inputs(), work)
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is absent: pip install .[quantised]")
+def test_a_run_turns_from_qlora_to_full_training_of_what_was_held(tmp_path):
+    _, work, _ = run(tmp_path / "first", House(tmp_path / "house", rows=8, plan={"technique": TECHNIQUES[3]}))
+    checkpoint = work.artifact("checkpoint")
+    turned = House(tmp_path / "turned", rows=8, plan={"technique": {"method": "full"}})
+    second = work_for(STAGE, tmp_path / "second", seed=3)
+    STAGE.run(config(learning_rate=1e-12), turned.inputs(checkpoint=checkpoint), second)
+    held = load_merged(checkpoint.folder, turned.pin).state_dict()
+    found = load_merged(second.artifact("checkpoint").folder, turned.pin).state_dict()
+    base = load_merged(None, turned.pin).state_dict()
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert all((found[key] - held[key]).abs().max() < 1e-6 for key in held)
+    assert (base[name] - held[name]).abs().max() > 1e-3

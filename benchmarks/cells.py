@@ -1,8 +1,8 @@
-"""Cells of a comparison: real data divided into pool, target, validation and holdout, no task on two sides.
+"""Cells of a comparison: real data divided into pool, target, validation and holdout, no row on two sides.
 
 Super-NaturalInstructions is split by task, since all rows of a task share one instruction: a category's tasks are
-divided among the four, every other task goes to the pool. The other kind of pool has no categories: raw web documents
-and worked arithmetic, with arithmetic as the target.
+divided among the four, every other task goes to the pool. A planted pool holds a known share of the target's kind:
+other rows of the target's tasks among what is not of their category, or worked arithmetic among raw web text.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import numpy as np
 
 CATEGORY_SEED = 20260610
 SHARES = {"target": 2, "validation": 1, "holdout": 2, "pool": 2}
-WEB_CHARACTERS = 500
-"""Of a web document, so that it is no longer than the longest row."""
+PIECE_CHARACTERS = 300
+"""Of a piece of a web document: there are 2,304 such in the 300 documents."""
+PLANTED_TASKS = 5
+"""Of a category, whose rows are the target's kind."""
 RESAMPLES = 10_000
-ARITHMETIC = "arithmetic and web text"
+ARITHMETIC = "arithmetic among web text"
 
 Tasks = dict[str, dict[str, list[dict[str, Any]]]]
 
@@ -83,31 +85,57 @@ def write_splits(folder: Path, tasks: Tasks, category: str, seed: int, sizes: di
             write(folder / "oracle.jsonl", [row for row in rows if row["task"] in own])
 
 
-def write_arithmetic(folder: Path, data: Path, seed: int, sizes: dict[str, int]) -> None:
-    """Write the splits of the pool without categories; `sizes` are rows a split, half of the pool's are web text."""
-    rng = np.random.default_rng([seed, 8])
+def write_planted(
+    folder: Path, data: Path, tasks: Tasks, kind: str, seed: int, sizes: dict[str, int], share: float
+) -> None:
+    """Write splits whose pool holds a planted share of the target's kind; `sizes` are rows a split.
+
+    The kind is five tasks of a category, other rows of which make target, validation and holdout; the rest of the pool
+    is in equal parts rows of other categories, arithmetic and pieces of web text. Or it is arithmetic, and the rest is
+    web text. No row stands on two sides. `oracle` is the pool's planted rows alone.
+    """
+    rng = np.random.default_rng([seed, 9, *kind.encode()])
+
+    def drawn(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+        return [rows[index] for index in rng.permutation(len(rows))[:count].tolist()]
+
     with gzip.open(data / "gsm8k" / "train.jsonl.gz", "rt", encoding="utf-8") as lines:
-        problems = [json.loads(line) for line in lines]
+        problems = [_problem(number, json.loads(line)) for number, line in enumerate(lines)]
     with (data / "c4_demo" / "c4_demo.jsonl").open(encoding="utf-8") as lines:
-        documents = [json.loads(line)["text"][:WEB_CHARACTERS] for line in lines]
-    order = iter(rng.permutation(len(problems)).tolist())
-    web = rng.permutation(len(documents))[: sizes["pool"] // 2].tolist()
-    splits = {"target": sizes["target"], "validation": sizes["validation"], "holdout": sizes["holdout"]}
-    splits["pool"] = sizes["pool"] - len(web)
-    for split, count in splits.items():
-        rows = [
-            {"task": f"problem {index}", "instruction": problems[index]["question"], "input": "",
-             "output": problems[index]["answer"]}
-            for index in (next(order) for _ in range(count))
-        ]  # fmt: skip
-        if split == "pool":
-            write(folder / "oracle.jsonl", rows)
-            rows += [
-                {"task": f"document {index}", "instruction": documents[index][:80], "input": "",
-                 "output": documents[index][80:]}
-                for index in web
-            ]  # fmt: skip
-        write(folder / f"{split}.jsonl", rows)
+        texts = [json.loads(line)["text"] for line in lines]
+    size = PIECE_CHARACTERS
+    web = [_document(text[at : at + size], 60) for text in texts for at in range(0, len(text) - size + 1, size)]
+    if kind == ARITHMETIC:
+        own, others = problems, [web]
+    else:
+        mine = rng.permutation(sorted(tasks[kind]))[:PLANTED_TASKS].tolist()
+        fields = ("task", "instruction", "input", "output")
+        instructions = {
+            name: [{field: row[field] for field in fields} for row in rows]
+            for group in tasks.values()
+            for name, rows in group.items()
+        }
+        own = [row for name in mine for row in instructions[name]]
+        others = [[row for name, rows in instructions.items() if name not in tasks[kind] for row in rows]]
+        others += [problems, web]
+    sides = ("target", "validation", "holdout")
+    planted = round(share * sizes["pool"])
+    rows = drawn(own, sum(sizes[side] for side in sides) + planted)
+    for side in sides:
+        write(folder / f"{side}.jsonl", rows[: sizes[side]])
+        rows = rows[sizes[side] :]
+    write(folder / "oracle.jsonl", rows)
+    for number, source in enumerate(others):
+        rows += drawn(source, (sizes["pool"] - len(rows)) // (len(others) - number))
+    write(folder / "pool.jsonl", drawn(rows, len(rows)))
+
+
+def _problem(number: int, row: dict[str, Any]) -> dict[str, Any]:
+    return {"task": f"problem {number}", "instruction": row["question"], "input": "", "output": row["answer"]}
+
+
+def _document(text: str, prompt: int) -> dict[str, Any]:
+    return {"task": "web text", "instruction": text[:prompt], "input": "", "output": text[prompt:]}
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:

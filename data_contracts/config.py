@@ -232,7 +232,7 @@ class ArmConfig(Frozen):
     scorer: MethodSettings = Field(default_factory=lambda: {"method": "random"})
     coverage: MethodSettings = Field(default_factory=lambda: {"method": "full"})
     selector: MethodSettings = Field(default_factory=lambda: {"method": "top_k"})
-    epochs: float = Field(4.0, gt=0, description="Visits of a chosen row that the rest of the budget should make.")
+    epochs: float = Field(4.0, gt=0, description="Most visits of a chosen row that the rest of the budget should make.")
     fraction: float | None = Field(None, gt=0, le=1, description="Of the pool's rows; unset follows from `epochs`.")
     passes: float = Field(
         0.0,
@@ -275,6 +275,13 @@ class AutoConfig(Frozen):
         description="By name (random, bm25, cascade, influence) or settings. One is used untried; none: `auto` is off.",
     )
     probe_share: float = Field(0.03, gt=0, le=0.2, description="What an arm's probe trains, of what may be spent.")
+    most_probes: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="Where `probe_share` is too short to tell, probes are as long as they must be if all together "
+        "take no more of what may be spent.",
+    )
     sample: float = Field(0.2, gt=0, le=1, description="Share of the pool that the probe of a dear arm scores.")
     most_price: float = Field(
         0.5,
@@ -282,7 +289,7 @@ class AutoConfig(Frozen):
         le=1,
         description="An arm whose choosing takes a larger share of what may be spent is not tried.",
     )
-    least_steps: int = Field(4, ge=1, description="A probe of fewer steps tells nothing: then the first arm goes on.")
+    least_steps: int = Field(4, ge=1, description="A probe of fewer steps tells nothing.")
     confidence: float = Field(0.8, ge=0.5, lt=1, description="Share of resamples in which an arm must beat the first.")
 
     @model_validator(mode="after")

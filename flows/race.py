@@ -84,11 +84,12 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     """
     auto, plan = run.config.auto, run.read(planned, "plan", Plan)
     decision = run.read(decided, "decision", Decision)
-    limit, step = spendable(decision, plan), int(decision.numbers["least_segment_flops"] or 0) / 2
+    limit = spendable(decision, plan)
     shared = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
-    probe = auto.probe_share * limit
-    first, *others = arms = contenders(auto.arms, plan, limit, auto)
-    if not chooses(arms, plan, limit) or probe < auto.least_steps * step:
+    least = least_probe(decision, auto.least_steps, run.config.train.evaluations)
+    first, *others = arms = contenders(auto.arms, plan, limit, auto, least)
+    probe = probe_flops(len(arms), limit, auto, least)
+    if not chooses(arms, plan, limit) or not probe:
         fraction = share_of(first, plan, limit)
         left = max(1.0, limit - expected_price(first, plan))
         run.settle({**sections(run.config, first, fraction), "train": _to_the_end(run.config, left, fraction, plan)})
@@ -141,6 +142,19 @@ def spendable(decision: Decision, plan: Plan) -> float:
     return float(plan.pass_flops if limit is None else limit)
 
 
+def least_probe(decision: Decision, steps: int, evaluations: int) -> float:
+    """Return the FLOPs of the shortest probe that tells something: its steps, and the evaluations that read them."""
+    step, dearest = (float(decision.numbers[name] or 0) for name in ("step_flops", "least_segment_flops"))
+    return steps * step + min(steps, evaluations) * max(0.0, dearest / 2 - step)
+
+
+def probe_flops(arms: int, limit: float, auto: AutoConfig, least: float) -> float:
+    """Return what each probe may spend: its share, or `least` where that is longer; 0 where all would take too much."""
+    if least <= auto.probe_share * limit:
+        return auto.probe_share * limit
+    return least if arms * least <= auto.most_probes * limit else 0.0
+
+
 def expected_price(arm: ArmConfig, plan: Plan) -> float:
     """Return the FLOPs that choosing this way from the whole pool is expected to cost, before it was tried.
 
@@ -163,17 +177,22 @@ def chooses(arms: Sequence[ArmConfig], plan: Plan, limit: float) -> bool:
     return any(share_of(arm, plan, limit) <= MOST_OF_THE_POOL for arm in arms[1:])
 
 
-def contenders(arms: Sequence[ArmConfig], plan: Plan, limit: float, auto: AutoConfig) -> list[ArmConfig]:
+def contenders(
+    arms: Sequence[ArmConfig], plan: Plan, limit: float, auto: AutoConfig, least: float = 0.0
+) -> list[ArmConfig]:
     """Return the first arm and those beside it that are not left out."""
-    return [arms[0], *(arm for arm in arms[1:] if not left_out(arm, plan, limit, auto))]
+    return [arms[0], *(arm for arm in arms[1:] if not left_out(arm, plan, limit, auto, least))]
 
 
-def left_out(arm: ArmConfig, plan: Plan, limit: float, auto: AutoConfig) -> str:
-    """Return why an arm beside the first is not tried where `limit` FLOPs may be spent; "" where it is."""
+def left_out(arm: ArmConfig, plan: Plan, limit: float, auto: AutoConfig, least: float = 0.0) -> str:
+    """Return why an arm beside the first is not tried where `limit` FLOPs may be spent; "" where it is.
+
+    `least` are the FLOPs of the shortest probe that tells something, where that is known.
+    """
     if expected_price(arm, plan) > auto.most_price * limit:
         return f"its price is above {auto.most_price:.0%}"
     one_pass = plan.pass_flops * share_of(arm, plan, limit) * (auto.sample if arm.passes else 1.0)
-    if auto.probe_share * limit > PROBE_VISITS * one_pass:
+    if max(auto.probe_share * limit, least) > PROBE_VISITS * one_pass:
         return f"its probe would visit a row more than {PROBE_VISITS:g} times"
     return ""
 

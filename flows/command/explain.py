@@ -12,7 +12,7 @@ from data_contracts.config import ARMS, parse
 from data_contracts.records import Plan, Summary, Table
 from data_contracts.store import Store
 from flows.command.screen import console, rich_table, show
-from flows.race import chooses, contenders, expected_price, left_out
+from flows.race import chooses, contenders, expected_price, left_out, probe_flops
 from flows.workspace import Workspace
 from stages.governor.payback import worth
 
@@ -45,9 +45,10 @@ def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:
     budget = float(flops if flops is not None else plan.pass_flops)
     step = plan.micro_batch * plan.accumulation * plan.pass_flops / pool_rows
     why_not = ""
-    if auto.probe_share * budget < auto.least_steps * step:
-        why_not = f"no: a probe has fewer than {auto.least_steps} steps"
-    elif not chooses(contenders(arms, plan, budget, auto), plan, budget):
+    standing = contenders(arms, plan, budget, auto)
+    if not probe_flops(len(standing), budget, auto, auto.least_steps * step):
+        why_not = f"no: probes of {auto.least_steps} steps take more than {auto.most_probes:.0%}"
+    elif not chooses(standing, plan, budget):
         why_not = "no: nothing would be left out of the pool"
     rows = []
     for number, arm in enumerate(arms):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median_low
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -74,14 +75,18 @@ def decide(
     spendable = _spendable(budget, remaining, spent, govern.evaluation_share)
     rounds_left = max(0, govern.rounds - round_)
     seen = State.from_curves(curves, metric=govern.metric, direction=direction, actions=actions)
-    least = _least_segment(seen)
+    steps = _step_flops(seen)
+    least = max(1, 2 * steps[-1])  # less than two of the dearest, evaluation included, is no segment
     if spendable is not None:
         rounds_left = min(rounds_left, spendable // least)
     choosing = _mean_choosing(spent, actions)
     share = None if spendable is None else spendable // max(1, rounds_left)
     whole = seen.segment_flops(seen.last_segment)
     state = replace(seen, horizon=whole if share is None else min(whole, share), reselect_flops=choosing)
-    choice = _choose(govern, state, remaining.model_copy(update={"flops": spendable}), round_, rounds_left)
+    open_ = BETWEEN
+    if choosing is not None and spendable is not None and 2 * choosing > spendable:
+        open_ -= {"reselect"}  # choosing anew would take more than half of what is left: what was chosen stands
+    choice = _choose(govern, state, remaining.model_copy(update={"flops": spendable}), round_, rounds_left, open_)
     numbers: dict[str, Number] = {
         **choice.numbers,
         "spent_flops": spent.total.flops,
@@ -89,6 +94,7 @@ def decide(
         "rounds": govern.rounds,
         "rounds_left": rounds_left,
         "least_segment_flops": least,
+        "step_flops": median_low(steps),
         **{f"segment_{i}_action": action for i, action in enumerate(actions)},
     }
     if choice.action == "reselect" and spendable is not None:
@@ -113,8 +119,10 @@ def decide(
     return decision, _segments(state)
 
 
-def _choose(govern: GovernConfig, state: State, remaining: Budget, round_: int, rounds_left: int) -> Choice:
-    """Ask the policy for one of the actions that the number of rounds leaves open."""
+def _choose(
+    govern: GovernConfig, state: State, remaining: Budget, round_: int, rounds_left: int, open_: frozenset[str]
+) -> Choice:
+    """Ask the policy for one of the actions `open_`, or of those that the number of rounds leaves."""
     policy = resolve(Policy, govern.policy, "govern.policy")
     if rounds_left == 0:
         used = round_ >= govern.rounds
@@ -124,18 +132,18 @@ def _choose(govern: GovernConfig, state: State, remaining: Budget, round_: int, 
     if rounds_left == 1 and round_ > 0:
         choice = policy.decide(state, remaining, frozenset({"anneal", "stop"}))
         return choice.model_copy(update={"reason": f"the last round that fits: {choice.reason}"})
-    return policy.decide(state, remaining, BETWEEN)
+    return policy.decide(state, remaining, open_)
 
 
-def _least_segment(state: State) -> int:
-    """Return twice the FLOPs of the dearest step seen, its evaluation included: less than that is no segment."""
+def _step_flops(state: State) -> list[int]:
+    """Return the FLOPs of the last segment's steps, cheapest first, those that were evaluated with their evaluation."""
     points = state.points
     steps = [
         after.flops - before.flops
         for before, after in pairwise(points)
         if before.segment == after.segment == state.last_segment
     ]
-    return max(1, 2 * max(steps, default=state.segment_flops(state.last_segment)))
+    return sorted(steps) or [state.segment_flops(state.last_segment)]
 
 
 def _actions(previous: Decision | None) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ import numpy as np
 RESAMPLES = 2000
 INTERVAL = (0.1, 0.9)
 """Quantiles of the interval that is told with each expected loss: 80 %."""
+WORTH_CHOOSING = 0.1
+"""Of a pool: the share that is taken to be like the target where nothing else is known."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +156,11 @@ def pick(arms: Sequence[Forecast], confidence: float) -> Forecast:
 
 
 def budget_fraction(spendable: float, pass_flops: float, epochs: float) -> float:
-    """Return the share of the pool that `spendable` FLOPs visit `epochs` times each, at most 1.
+    """Return the share of the pool that `spendable` FLOPs are best spent on: `epochs` visits each at the most.
 
-    Up to four epochs teach nearly what fresh rows do (Muennighoff et al. 2023, arXiv 2305.16264).
+    Up to four epochs teach nearly what fresh rows do (Muennighoff et al. 2023, arXiv 2305.16264), but fresh rows never
+    teach less: `WORTH_CHOOSING` of the pool is taken, more where `epochs` visits of it do not use the budget up, less
+    where the budget does not visit that much once.
     """
-    return min(1.0, spendable / (pass_flops * epochs))
+    passes = spendable / pass_flops
+    return min(1.0, max(passes / epochs, min(passes, WORTH_CHOOSING)))

@@ -9,12 +9,12 @@ import pytest
 
 from data_contracts.config import ARMS, ArmConfig, AutoConfig, load
 from data_contracts.errors import ConfigError
-from data_contracts.records import Plan, Weighing
+from data_contracts.records import Decision, Plan, Weighing
 from data_contracts.store import Store
 from flows.calling import call_directly
 from flows.pipeline import trained
 from flows.pipeline_run import PipelineRun
-from flows.race import chooses, expected_price, left_out, sections
+from flows.race import chooses, expected_price, least_probe, left_out, probe_flops, sections
 from flows.workspace import Workspace
 from tests.flows.small_run import lay_out
 
@@ -130,6 +130,21 @@ def test_where_every_arm_takes_the_whole_pool_there_is_nothing_to_race_for():
     assert not chooses(auto.arms, plan, 10_000)  # four visits of everything, and money left
     assert chooses(auto.arms, plan, 2_000)
     assert not chooses(auto.arms[:1], plan, 2_000)
+
+
+def test_the_shortest_probe_is_its_steps_and_the_evaluations_that_read_them():
+    numbers = {"step_flops": 10, "least_segment_flops": 80}  # a step with its evaluation costs 40
+    decision = Decision.model_construct(numbers=numbers)
+    assert least_probe(decision, 4, 2) == 4 * 10 + 2 * 30
+    assert least_probe(decision, 4, 9) == 4 * 40  # no more evaluations than steps
+
+
+def test_a_probe_is_as_long_as_it_must_be_where_all_together_stay_affordable():
+    auto = AutoConfig(arms=("random", "bm25"), probe_share=0.03, most_probes=0.2)
+    assert probe_flops(2, 1000.0, auto, 20.0) == 30.0  # its share tells enough
+    assert probe_flops(2, 1000.0, auto, 100.0) == 100.0
+    assert probe_flops(2, 1000.0, auto, 101.0) == 0.0
+    assert probe_flops(3, 1000.0, auto, 100.0) == 0.0
 
 
 def test_an_arm_is_left_out_for_its_price_or_for_a_sample_that_its_probe_would_visit_too_often():

@@ -64,6 +64,7 @@ def govern(tmp_path, segments, previous=None, spent=None, budget=None, **setting
 
 
 WARMUP = segment([4.0, 3.5], phase="warmup")
+PATIENT = {"method": "patience", "patience": 100}
 GOOD = segment([3.0, 2.6, 2.3, 2.1], start=20)
 
 
@@ -88,6 +89,25 @@ def test_a_re_selection_is_charged_what_the_last_one_cost(tmp_path):
     assert not decision.replans
     assert decision.best == "1" * 64
     assert summary.tables[0].rows[1][:3] == (1, "reselect", 7 * FLOPS)
+
+
+def test_no_re_selection_is_offered_that_would_take_more_than_half_of_what_is_left(tmp_path):
+    first, _ = govern(tmp_path / "a", [WARMUP], policy=PATIENT)
+    flat = segment([2.5, 2.1, 2.1], start=20)
+    spent = ledger(warm_up=2 * FLOPS, score=48 * FLOPS, train=3 * FLOPS)
+    dear, _ = govern(tmp_path / "b", [WARMUP, flat], first, spent, policy=PATIENT)
+    assert dear.action == "continue"  # 47 minus 5 are left, choosing cost 48
+    assert dear.segment_flops == (47 - 5) * FLOPS // 2
+    cheap, _ = govern(
+        tmp_path / "c", [WARMUP, flat], first, ledger(warm_up=2 * FLOPS, score=20 * FLOPS), policy=PATIENT
+    )
+    assert cheap.action == "reselect"
+
+
+def test_a_step_is_told_apart_from_the_dearest_which_was_evaluated(tmp_path):
+    steps = [{**row_, "flops": flops * FLOPS} for row_, flops in zip(segment([4.0] * 5), (1, 2, 3, 7, 8), strict=True)]
+    decision, _ = govern(tmp_path, [steps])
+    assert (decision.numbers["step_flops"], decision.numbers["least_segment_flops"]) == (FLOPS, 8 * FLOPS)
 
 
 def test_the_last_round_anneals_and_then_the_run_stops(tmp_path):

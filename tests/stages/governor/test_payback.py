@@ -110,3 +110,9 @@ def test_what_a_choice_must_be_worth_follows_from_its_price_alone():
 def test_the_share_of_the_pool_is_what_the_budget_visits_so_often():
     assert budget_fraction(100, 100, 4) == 0.25
     assert budget_fraction(10_000, 100, 4) == 1.0
+
+
+@pytest.mark.parametrize(("passes", "share"), [(0.02, 0.02), (0.1, 0.1), (0.25, 0.1), (0.4, 0.1), (0.8, 0.2)])
+def test_a_small_budget_sees_each_row_once_and_repeats_only_a_tenth_of_the_pool(passes, share):
+    assert budget_fraction(1000 * passes, 1000, 4) == pytest.approx(share)
+    assert budget_fraction(1000 * passes, 1000, 1) == pytest.approx(passes)  # chance: fresh rows, all of them

@@ -35,8 +35,11 @@ class Ending:
             self.end_if_asked()
 
     def end_if_asked(self) -> None:
-        """Raise what the signal that came asks for: SystemExit(143), or for ctrl-C what its handler raises."""
-        number, self._asked = self._asked, None
+        """Raise what the signal that came asks for: SystemExit(143), or for ctrl-C what its handler raises.
+
+        It stays asked for: a library may have swallowed the exception on its way.
+        """
+        number = self._asked
         if number == signal.SIGTERM:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # let the attempt be closed in peace
             raise SystemExit(EXIT_TERMINATED)
@@ -45,7 +48,12 @@ class Ending:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let a signal wait until the block has ended: what is inside happens whole, and then the end comes."""
+        """Let a signal wait until the block has ended: what is inside happens whole, and then the end comes.
+
+        Where one came before and the work went on all the same, the end comes first.
+        """
+        if not self._holds:
+            self.end_if_asked()
         self._holds += 1
         try:
             yield
@@ -70,6 +78,7 @@ def terminated_by_signal() -> Iterator[Ending]:
         ending.interrupt = before[signal.SIGINT]
     try:
         yield ending
+        ending.end_if_asked()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)

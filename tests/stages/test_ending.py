@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -63,6 +64,27 @@ def test_a_signal_ends_what_is_not_held_at_once(number: signal.Signals, end: typ
     assert done == []
     if number == signal.SIGTERM:
         assert caught.value.code == 143  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, Interrupted)])
+@pytest.mark.parametrize("holds", [True, False])
+def test_an_end_that_a_library_swallowed_comes_where_the_work_would_be_committed_or_is_over(
+    number: signal.Signals, end: type[BaseException], holds: bool
+) -> None:
+    done = []
+
+    def work() -> None:
+        with terminated_by_signal() as ending:
+            with suppress(BaseException):
+                os.kill(os.getpid(), number)
+            done.append("went on")
+            if holds:
+                with ending.held():
+                    done.append("committed")
+
+    with pytest.raises(end):
+        work()
+    assert done == ["went on"]
 
 
 def test_handlers_are_given_back_and_an_error_inside_a_hold_is_the_one_that_is_seen() -> None:

@@ -32,6 +32,8 @@ def _quantity(units: dict[str, int]) -> BeforeValidator:
             if match and match[2].lower() in units:
                 return float(match[1]) * units[match[2].lower()]
             raise ValueError(f"a number with one of the units {', '.join(u for u in units if u)}")
+        if isinstance(value, bool):  # True is 1 to Python, and one byte is no budget
+            raise ValueError("a number, not true or false")
         return value
 
     return BeforeValidator(read)
@@ -125,7 +127,9 @@ class PlanConfig(Frozen):
     techniques: tuple[MethodSettings, ...] = Field(
         ({"method": "full"}, {"method": "lora"}), min_length=1, description="In order of preference."
     )
-    micro_batches: tuple[int, ...] = Field((8, 4, 2, 1), min_length=1, description="Tried from the first.")
+    micro_batches: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (8, 4, 2, 1), min_length=1, description="Examples a pass; the largest are tried first."
+    )
     window: int = Field(8, ge=1, description="Examples an optimizer step, all workers; accumulation makes it up.")
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     packed: bool = Field(False, description="Pack several examples into one row.")

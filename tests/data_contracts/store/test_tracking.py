@@ -19,3 +19,11 @@ def test_a_database_that_is_not_ours_is_refused_by_its_path(tmp_path, monkeypatc
         tracking.Tracking(StoreAddress(tracking_uri=f"sqlite:///{file}", work_uri=str(tmp_path), artifact_uri=None))
     assert refused.value.promised == f"the database {file} can be written"
     assert "Permission denied" in refused.value.found
+
+
+@pytest.mark.parametrize("home", ["file", "file/deeper"])
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, home):
+    (tmp_path / "file").touch()
+    uri = f"sqlite:///{tmp_path / home / 'mlflow.db'}"
+    with pytest.raises(ArtifactError, match="can be written"):
+        tracking.Tracking(StoreAddress(tracking_uri=uri, work_uri=str(tmp_path), artifact_uri=None))

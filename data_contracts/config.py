@@ -109,7 +109,13 @@ class BudgetConfig(Frozen):
     flops: Flops | None = Field(None, ge=1)
     seconds: Seconds | None = Field(None, gt=0, description="2h, 90min, 3600.")
     tokens: Flops | None = Field(None, ge=1)
-    money: float | None = Field(None, gt=0)
+    money: float | None = Field(None, gt=0, description="Refused: nothing has a price yet, so it would limit nothing.")
+
+    @model_validator(mode="after")
+    def _priced(self) -> BudgetConfig:
+        if self.money is not None:
+            raise ValueError("`money` limits nothing, since no work has a price: set `flops`, `seconds` or `tokens`")
+        return self
 
 
 class BeginConfig(Frozen):

@@ -52,6 +52,7 @@ def test_a_slice_is_plain_json_data(verb: str) -> None:
         ({"budget": {"seconds": float("nan")}}, "budget.seconds"),
         ({"budget": {"peak_bytes": "3 parsecs"}}, "units"),
         ({"budget": {"peak_bytes": True}}, "budget.peak_bytes"),
+        ({"budget": {"money": 5}}, "no work has a price"),
         ({"budget": {"tokens": "1k"}}, "a number without a unit"),
         ({"plan": {"micro_batches": [4, 0]}}, "plan.micro_batches"),
         ({"plan": {"micro_batches": [-1]}}, "plan.micro_batches"),

@@ -104,7 +104,8 @@ def _client(uri: str) -> MlflowClient:
                 os.environ.setdefault(name, value)
             import mlflow
 
-            logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+            # What it logs with a traceback is raised too, and tried again or told by `Tracking`.
+            logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
             file = _sqlite_file(uri)
             if file is not None and not _ready(file, mlflow.__version__):
                 file.parent.mkdir(parents=True, exist_ok=True)

@@ -93,7 +93,7 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
         if arm not in arms:
             run.notice(f"the arm {arm.name} is not tried: {left_out(arm, plan, limit, auto, least)}")
     if not chooses(arms, plan, limit) or not probe:
-        if others:
+        if len(auto.arms) > 1:
             run.notice(f"{first.name} is used untried: {_untold(arms, plan, limit, auto, least)}")
         fraction = share_of(first, plan, limit)
         left = max(1.0, limit - expected_price(first, plan))
@@ -133,7 +133,9 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
 
 
 def _untold(arms: Sequence[ArmConfig], plan: Plan, limit: float, auto: AutoConfig, least: float) -> str:
-    """Return why there is no race between `arms`."""
+    """Return why there is no race between `arms`, the first and those that were not left out."""
+    if len(arms) == 1:
+        return "no other arm is left"
     if not chooses(arms, plan, limit):
         return "no other arm would leave a tenth of the pool out"
     return (

@@ -144,7 +144,8 @@ def test_a_window_always_holds_two_micro_batches() -> None:
     assert micro_batches((8, 4, 2, 1), 8, 0) == [4, 2, 1]
     assert micro_batches((8, 4, 2, 1), 16, 0) == [8, 4, 2, 1]
     assert micro_batches((8, 4, 2, 1), 8, 4) == [2, 1]
-    assert micro_batches((8, 4), 2, 0) == [4]
+    assert micro_batches((8, 4), 2, 0) == [2], "no more than the window that was asked for"
+    assert micro_batches((8,), 8, 2) == [4]
 
 
 def test_a_row_longer_than_the_model_was_made_for_is_noticed(

@@ -31,7 +31,10 @@ def _quantity(units: dict[str, int]) -> BeforeValidator:
             match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*", value)
             if match and match[2].lower() in units:
                 return float(match[1]) * units[match[2].lower()]
-            raise ValueError(f"a number with one of the units {', '.join(u for u in units if u)}")
+            named = ", ".join(unit for unit in units if unit)
+            raise ValueError(f"a number with one of the units {named}" if named else "a number without a unit")
+        if isinstance(value, bool):  # True is 1 to Python, and one byte is no budget
+            raise ValueError("a number, not true or false")
         return value
 
     return BeforeValidator(read)
@@ -106,7 +109,13 @@ class BudgetConfig(Frozen):
     flops: Flops | None = Field(None, ge=1)
     seconds: Seconds | None = Field(None, gt=0, description="2h, 90min, 3600.")
     tokens: Flops | None = Field(None, ge=1)
-    money: float | None = Field(None, gt=0)
+    money: float | None = Field(None, gt=0, description="Refused: nothing has a price yet, so it would limit nothing.")
+
+    @model_validator(mode="after")
+    def _priced(self) -> BudgetConfig:
+        if self.money is not None:
+            raise ValueError("`money` limits nothing, since no work has a price: set `flops`, `seconds` or `tokens`")
+        return self
 
 
 class BeginConfig(Frozen):
@@ -125,8 +134,12 @@ class PlanConfig(Frozen):
     techniques: tuple[MethodSettings, ...] = Field(
         ({"method": "full"}, {"method": "lora"}), min_length=1, description="In order of preference."
     )
-    micro_batches: tuple[int, ...] = Field((8, 4, 2, 1), min_length=1, description="Tried from the first.")
-    window: int = Field(8, ge=1, description="Examples an optimizer step, all workers; accumulation makes it up.")
+    micro_batches: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (8, 4, 2, 1), min_length=1, description="Examples a pass; the largest are tried first."
+    )
+    window: int = Field(
+        8, ge=1, description="Examples an optimizer step, all workers; rounded up to whole micro-batches on each."
+    )
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     packed: bool = Field(False, description="Pack several examples into one row.")
     headroom: float = Field(0.1, ge=0, lt=1, description="Share of the memory budget left free.")

@@ -64,6 +64,8 @@ def names(family: type[Method]) -> list[str]:
 
 def nearest(name: str, known: list[str]) -> str:
     """Return a hint such as "did you mean 'top_k'?" or the list of known names."""
+    if not known:
+        return "there is nothing to set"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
@@ -140,7 +142,9 @@ def resolve(family: type[M], settings: Mapping[str, Any], where: str) -> M:
         return cls(**{field: value for field, value in settings.items() if field != "method"})
     except ValidationError as error:
         raise ConfigError(
-            f"`{where}` holds settings of {name}", describe(error, cls, where), f"fields: {', '.join(cls.model_fields)}"
+            f"`{where}` holds settings of {name}",
+            describe(error, cls, where),
+            f"fields: {', '.join(cls.model_fields) or 'none'}",
         ) from error
 
 

@@ -8,6 +8,7 @@ where another project's `stages` or `data_contracts` would be imported.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import warnings
 from importlib.util import find_spec
@@ -49,6 +50,7 @@ def prepare(home: Path | None = None, *, offline: bool = True) -> None:
         os.environ.setdefault(name, value)
     for library in ("transformers", "peft"):  # what they will rename is for us, who test with it, not for a run's user
         warnings.filterwarnings("ignore", category=FutureWarning, module=library)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it misses a kernel for products that are not used here
     if home is not None and "PREFECT_API_URL" not in os.environ:
         os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
         for folder in (Path(os.environ["PREFECT_HOME"]), home):  # Prefect makes the last part of the path only

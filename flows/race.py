@@ -89,7 +89,12 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     least = least_probe(decision, auto.least_steps, run.config.train.evaluations)
     first, *others = arms = contenders(auto.arms, plan, limit, auto, least)
     probe = probe_flops(len(arms), limit, auto, least)
+    for arm in auto.arms[1:]:
+        if arm not in arms:
+            run.notice(f"the arm {arm.name} is not tried: {left_out(arm, plan, limit, auto, least)}")
     if not chooses(arms, plan, limit) or not probe:
+        if len(auto.arms) > 1:
+            run.notice(f"{first.name} is used untried: {_untold(arms, plan, limit, auto, least)}")
         fraction = share_of(first, plan, limit)
         left = max(1.0, limit - expected_price(first, plan))
         run.settle({**sections(run.config, first, fraction), "train": _to_the_end(run.config, left, fraction, plan)})
@@ -124,6 +129,18 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
         scored.ref("features") if scored else (),
         mixture,
         tuple(dict.fromkeys(winner.selected.ref("selection") + selected.ref("selection"))),
+    )
+
+
+def _untold(arms: Sequence[ArmConfig], plan: Plan, limit: float, auto: AutoConfig, least: float) -> str:
+    """Return why there is no race between `arms`, the first and those that were not left out."""
+    if len(arms) == 1:
+        return "no other arm is left"
+    if not chooses(arms, plan, limit):
+        return "no other arm would leave a tenth of the pool out"
+    return (
+        f"{len(arms)} probes of {auto.least_steps} step(s) take {len(arms) * least:.3g} FLOPs with their evaluations, "
+        f"more than {auto.most_probes:.0%} of the {limit:.3g} that may be spent"
     )
 
 

@@ -39,6 +39,10 @@ _PASSING = (
     "temporarily unavailable",
 )
 _UNWRITABLE = ("disk is full", "readonly database", "unable to open database", "disk i/o error")
+_DENIED = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.EEXIST, errno.ENOTDIR),  # a file stands where the folder would be
+)
 _PASSING_CODES = ("TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED")
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # read at import
@@ -81,8 +85,7 @@ def _ready(file: Path, version: str) -> bool:
 
 def _unwritable(error: BaseException) -> bool:
     text = str(error).lower()
-    denied = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
-    return denied or any(sign in text for sign in _UNWRITABLE)
+    return (isinstance(error, OSError) and error.errno in _DENIED) or any(sign in text for sign in _UNWRITABLE)
 
 
 def _passing(error: BaseException) -> bool:
@@ -101,7 +104,8 @@ def _client(uri: str) -> MlflowClient:
                 os.environ.setdefault(name, value)
             import mlflow
 
-            logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+            # What it logs with a traceback is raised too, and tried again or told by `Tracking`.
+            logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
             file = _sqlite_file(uri)
             if file is not None and not _ready(file, mlflow.__version__):
                 file.parent.mkdir(parents=True, exist_ok=True)

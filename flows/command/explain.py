@@ -31,10 +31,17 @@ def explain_arms(plan: Plan, workspace: Workspace, pool_rows: int) -> None:
     )
     found = last_weighing(workspace)
     if found is None:
-        out.print(Text("What each teaches is measured by a race: set `auto: {arms: […]}` and run."))
+        out.print(Text(f"What each teaches is measured by a race: {to_race(len(workspace.config.auto.arms))}."))
         return
     out.print(Text(f"The last race of these arms, in run {found[0][:12]}:"))
     show(found[1])
+
+
+def to_race(arms: int) -> str:
+    """Return what is still to be done for a race of so many configured arms to be shown."""
+    if arms > 1:
+        return "this store holds none of these arms yet"
+    return "add another arm and run" if arms else "set `auto: {arms: […]}` and run"
 
 
 def prices_table(plan: Plan, workspace: Workspace, pool_rows: int) -> Table:

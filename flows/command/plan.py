@@ -6,6 +6,7 @@ committed, so that a run afterwards reuses them. With `--model` it plans for pla
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -136,7 +137,8 @@ def steps_table(chosen: Plan, workspace: Workspace, pool: Ref) -> Table:
         share = select.fraction
     else:
         share = min(1.0, (select.tokens or 0) * chosen.flops_per_token / chosen.pass_flops) if select.tokens else 1.0
-    warm_up = round(chosen.pass_flops * config.begin.fraction * config.train.epochs)
+    begun = min(pool.rows, max(config.begin.least_rows, math.ceil(config.begin.fraction * pool.rows)))
+    warm_up = round(chosen.pass_flops * begun / pool.rows)  # one pass, whatever `train.epochs`
     segment = round(chosen.pass_flops * share * config.train.epochs)
     rounds = config.govern.rounds
     rows = (

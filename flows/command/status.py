@@ -1,7 +1,7 @@
 """`lazytrain status`: the runs of a store, and of one run its attempts, costs, decisions and verdict.
 
 Runs and attempts whose process is gone are closed first, in MLflow and Prefect alike, so that nothing that is dead
-shows as running.
+shows as running. Where Prefect's server does not answer, the store is shown and the command then fails with that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import typer
 from rich.text import Text
 
 from data_contracts.cost import Cost
-from data_contracts.errors import ArtifactError
+from data_contracts.errors import ArtifactError, LazyTrainError
 from data_contracts.records import Decision, Promotion, Table, Verdict
 from flows.answers import server_answers
 from flows.command.screen import console, rich_table
@@ -43,7 +43,11 @@ def status(
         console().print(f"no run yet under {workspace.shown(workspace.home)}: lazytrain run {config}", soft_wrap=True)
         return
     store = Store(workspace.address)
-    closed = len(store.reconcile()) + close_lost_flows(workspace.home)
+    closed, unanswered = len(store.reconcile()), None
+    try:
+        closed += close_lost_flows(workspace.home)
+    except LazyTrainError as error:  # the store is shown all the same
+        unanswered = error
     if closed:
         console().print(f"{closed} runs whose process is gone were closed as failed")
     runs = list(store.runs())
@@ -51,6 +55,8 @@ def status(
     if runs:
         chosen = match(runs, run)
         show_run(store, chosen)
+    if unanswered is not None:
+        raise unanswered
 
 
 def close_lost_flows(home: Path) -> int:

@@ -226,12 +226,12 @@ def _refusal(ways: Sequence[Way], plan: PlanConfig, limit: int) -> DoesNotFitErr
 
 
 def micro_batches(wanted: Sequence[int], window: int, workers: int) -> list[int]:
-    """Return the micro-batches to try, largest first; at least the smallest of `wanted`.
+    """Return the micro-batches to try, largest first; at least the smallest of `wanted`, cut to a worker's window.
 
     A window holds two of them or more, over all workers: the gradient noise scale is read from their difference.
     """
-    share = max(1, window // max(2, workers))
-    return sorted({size for size in wanted if size <= share} or {min(wanted)}, reverse=True)
+    share, whole = max(1, window // max(2, workers)), max(1, window // max(1, workers))
+    return sorted({size for size in wanted if size <= share} or {min(*wanted, whole)}, reverse=True)
 
 
 def precisions(wanted: str, device: str) -> str:

@@ -7,11 +7,11 @@ the warm-up it is made again with the measured gradient noise, and a checkpoint 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from data_contracts.config import BudgetConfig, PlanConfig, TrainConfig
 from data_contracts.cost import Frozen
-from data_contracts.method import Method
+from data_contracts.method import Method, resolve
 from data_contracts.records import Summary
 from stages.stage import Inputs, Stage, Takes, Work
 
@@ -46,6 +46,15 @@ class PlanStage(Stage[PlanSlice]):
 
         techniques = config.plan.techniques
         return [(Technique, settings, f"plan.techniques[{number}]") for number, settings in enumerate(techniques)]
+
+    def check(self, config: PlanSlice) -> None:
+        """Refuse, beside unknown settings, influence read in training with a technique that cannot give it."""
+        from stages.technique.base import Technique, refuse_influence
+
+        super().check(config)
+        if config.train.influence:
+            for family, settings, where in self.chosen(config):
+                refuse_influence(cast(Technique, resolve(family, settings, where)))
 
     def run(self, config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
         """Write the plan."""

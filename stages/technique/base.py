@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from data_contracts.config import Saving
+from data_contracts.errors import ConfigError
 from data_contracts.method import Method
 
 if TYPE_CHECKING:
@@ -80,3 +81,13 @@ class Technique(Method):
     def trainable_count(self, model: PreTrainedModel) -> int:
         """Return how many numbers train at once, at most. `model` may stand on the meta device; it is not changed."""
         raise TypeError(f"{type(self).__name__} defines no trainable_count")
+
+
+def refuse_influence(technique: Technique) -> None:
+    """Raise `ConfigError` where `train.influence` cannot be read from what `technique` trains."""
+    if not technique.steady:
+        raise ConfigError(
+            "`train.influence` goes with a technique of backward passes, the same parameters and Adam's own moments",
+            f"{type(technique).name()} is another",
+            "unset `train.influence`, or list only `full`, `lora` or `qlora` in `plan.techniques`",
+        )

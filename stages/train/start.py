@@ -16,7 +16,7 @@ from data_contracts.errors import ConfigError
 from data_contracts.method import resolve
 from stages.model.checkpoint import load_checkpoint, merge_adapters
 from stages.model.load import load_model
-from stages.technique.base import Technique
+from stages.technique.base import Technique, refuse_influence
 from stages.technique.frozen import halve_frozen
 from stages.technique.optimizer import Optimizer, named_moments
 from stages.technique.recompute import recompute
@@ -44,12 +44,8 @@ def prepare(job: Job, device: str) -> Start:
     Raises `ConfigError` where the plan's technique cannot go on from the checkpoint's.
     """
     technique = resolve(Technique, job.plan.technique, "plan.technique")
-    if job.train.influence and not technique.steady:
-        raise ConfigError(
-            "`train.influence` goes with a technique of backward passes, the same parameters and Adam's own moments",
-            f"{type(technique).name()} is another",
-            "unset `train.influence`, or use `full` or `lora`",
-        )
+    if job.train.influence:
+        refuse_influence(technique)
     settings = {"method": type(technique).name(), **technique.model_dump(mode="json")}
     torch.manual_seed(job.torch_seed)
     place = "cpu" if technique.packs else device

@@ -189,7 +189,7 @@ def _summary(record: Weighing) -> Summary:
             round(arm.expected_loss, 4),
             f"{arm.low:.4f} to {arm.high:.4f}",
             f"{arm.probability:.0%}" if number else "–",
-            "never" if arm.reuses is None else f"{arm.reuses:.2g} uses",
+            _pays_after(arm) if number else "–",
         )
         for number, arm in enumerate(record.arms)
     )
@@ -205,3 +205,8 @@ def _summary(record: Weighing) -> Summary:
     return Summary(
         title=f"weigh: {record.chosen}", facts=facts, tables=(Table(title="Arms", columns=columns, rows=rows),)
     )
+
+
+def _pays_after(arm: WeighedArm) -> str:
+    """Return after how many uses a choice has paid; one that costs nothing and ends above the first never does."""
+    return "never" if arm.reuses is None or (not arm.price_flops and arm.gain <= 0) else f"{arm.reuses:.2g} uses"

@@ -76,6 +76,7 @@ def test_an_unknown_method_names_the_nearest_and_imports_nothing(toolbox: type[M
             ask(toolbox, "hamer")
     assert "toolbox.methods.broken" not in sys.modules
     assert nearest("xyz", ["hammer"]) == "known: hammer"
+    assert nearest("xyz", []) == "there is nothing to set"
 
 
 @pytest.mark.parametrize(

@@ -39,3 +39,8 @@ def test_a_run_whose_server_is_gone_may_be_tried_again(tmp_path: Path, shared: P
     assert done.returncode == 3, done.stderr
     assert "lazytrain resume" in done.stderr
     assert "Traceback" not in done.stderr
+    lazytrain("plan", cwd=tmp_path)
+    told = lazytrain("status", cwd=tmp_path, **where)
+    assert told.returncode == 3, told.stderr
+    assert "expected: the Prefect server" in told.stderr
+    assert "Runs" in told.stdout, "the store is shown without the server"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -61,3 +62,8 @@ def test_a_folder_that_is_there_but_not_ours_is_refused(bare, tmp_path):
     bare.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # as root every folder can be written
     with pytest.raises(ConfigError, match="Permission denied"):
         prepare(tmp_path)
+
+
+def test_what_bitsandbytes_says_of_a_kernel_that_is_not_used_is_not_shown(bare, tmp_path):
+    prepare(tmp_path)
+    assert not logging.getLogger("bitsandbytes.backends.cpu.ops").isEnabledFor(logging.WARNING)

@@ -107,13 +107,16 @@ def test_the_same_race_again_is_reused_whole_with_the_same_decision(raced):
     assert (remade.candidate, again.decisions) == (made.candidate, first.decisions)
 
 
-def test_a_budget_too_small_to_tell_settles_on_the_first_arm_and_spends_nothing_on_trying(raced):
+def test_a_budget_too_small_to_tell_settles_on_the_first_arm_says_so_and_spends_nothing(raced, monkeypatch):
     path, _, _ = raced
     workspace = Workspace.read(path)
     auto = workspace.config.auto.model_copy(update={"least_steps": 50})
     store = Store(workspace.address)
     run = PipelineRun(workspace.with_sections({"auto": auto}), store, store.open_run("declined", {}), call_directly)
+    told: list[str] = []
+    monkeypatch.setattr(run, "notice", told.append)
     trained(run)
+    assert any(text.startswith("random is used untried: ") for text in told), told
     names = [item.name for item in run.steps]
     assert not [name for name in names if name.startswith("weigh") or name.endswith(("-bm25", "-influence"))]
     assert run.config.select.selector == {"method": "random"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from data_contracts.errors import ArtifactError
@@ -19,3 +21,17 @@ def test_a_database_that_is_not_ours_is_refused_by_its_path(tmp_path, monkeypatc
         tracking.Tracking(StoreAddress(tracking_uri=f"sqlite:///{file}", work_uri=str(tmp_path), artifact_uri=None))
     assert refused.value.promised == f"the database {file} can be written"
     assert "Permission denied" in refused.value.found
+
+
+@pytest.mark.parametrize("home", ["file", "file/deeper"])
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, home):
+    (tmp_path / "file").touch()
+    uri = f"sqlite:///{tmp_path / home / 'mlflow.db'}"
+    with pytest.raises(ArtifactError, match="can be written"):
+        tracking.Tracking(StoreAddress(tracking_uri=uri, work_uri=str(tmp_path), artifact_uri=None))
+
+
+def test_what_is_told_as_a_refusal_is_not_logged_with_a_traceback_as_well(tmp_path):
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    tracking.Tracking(StoreAddress(tracking_uri=uri, work_uri=str(tmp_path), artifact_uri=None))
+    assert not logging.getLogger("mlflow.store.db.utils").isEnabledFor(logging.ERROR)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.command.explain import last_weighing, prices_table
+from flows.command.explain import last_weighing, prices_table, to_race
 from flows.workspace import Workspace
 from tests.flows.small_run import lay_out
 from tests.flows.test_race import plan_of
@@ -37,3 +37,8 @@ def test_an_arm_too_dear_and_a_budget_too_small_are_named(tmp_path, shared):
 
 def test_a_store_without_a_race_has_no_weighing(tmp_path, shared):
     assert last_weighing(Workspace.read(lay_out(tmp_path, shared))) is None
+
+
+def test_a_race_that_is_configured_is_not_asked_for_again():
+    assert to_race(0).startswith("set `auto")
+    assert "set" not in to_race(2)

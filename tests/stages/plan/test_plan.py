@@ -17,9 +17,11 @@ from data_contracts.errors import BudgetError, ConfigError, DoesNotFitError
 from data_contracts.ledger import Entry, Ledger
 from data_contracts.records import ModelPin, Plan
 from data_contracts.tables import CURVE
+from stages.admission import parse_slice
 from stages.model.checkpoint import save_checkpoint
 from stages.model.load import load_model
 from stages.plan.search import micro_batches
+from stages.plan.stage import STAGE
 from stages.stage import Artifact
 from stages.train.rows import TIMING
 from tests.local_work import LocalWork
@@ -142,7 +144,8 @@ def test_a_window_always_holds_two_micro_batches() -> None:
     assert micro_batches((8, 4, 2, 1), 8, 0) == [4, 2, 1]
     assert micro_batches((8, 4, 2, 1), 16, 0) == [8, 4, 2, 1]
     assert micro_batches((8, 4, 2, 1), 8, 4) == [2, 1]
-    assert micro_batches((8, 4), 2, 0) == [4]
+    assert micro_batches((8, 4), 2, 0) == [2], "no more than the window that was asked for"
+    assert micro_batches((8,), 8, 2) == [4]
 
 
 def test_a_row_longer_than_the_model_was_made_for_is_noticed(
@@ -198,3 +201,10 @@ def test_a_plan_says_what_scoring_takes_where_memory_has_a_limit(pin: ModelPin, 
     free = planned({}, inputs)[0]
     assert free.allowed_bytes is None
     assert free.score_bytes == {}
+
+
+def test_influence_in_training_is_refused_with_a_technique_that_cannot_give_it_before_anything_is_done() -> None:
+    settings = {"seed": 0, "budget": {}, "train": {"influence": "segment"}}
+    parse_slice(STAGE, {**settings, "plan": {"techniques": [{"method": "full"}, {"method": "qlora"}]}})
+    with pytest.raises(ConfigError, match="badam is another"):
+        parse_slice(STAGE, {**settings, "plan": {"techniques": [{"method": "lora"}, {"method": "badam"}]}})

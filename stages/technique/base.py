@@ -83,6 +83,22 @@ class Technique(Method):
         raise TypeError(f"{type(self).__name__} defines no trainable_count")
 
 
+class InPlace(Technique):
+    """A technique that trains the model's own weights and adds none: all of them, unless it says otherwise."""
+
+    def wrap(self, model: PreTrainedModel) -> nn.Module:
+        """Return the model itself with every parameter marked as trained."""
+        return model.requires_grad_(True)
+
+    def merge(self, model: nn.Module) -> PreTrainedModel:
+        """Return the model itself."""
+        return model  # type: ignore[return-value]
+
+    def trainable_count(self, model: PreTrainedModel) -> int:
+        """Return the number of parameters, tied ones once."""
+        return sum(parameter.numel() for parameter in model.parameters())
+
+
 def refuse_influence(technique: Technique) -> None:
     """Raise `ConfigError` where `train.influence` cannot be read from what `technique` trains."""
     if not technique.steady:

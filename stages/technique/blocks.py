@@ -7,8 +7,9 @@ resumed life agree. How long a block stays and in which order they come is the t
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,7 +100,48 @@ class Schedule:
         return place if self.order == "ascending" else self.blocks - 1 - place
 
 
-class BlockAdam(Optimizer):
+class Turns(Optimizer):
+    """Steps of one block at a time, as a schedule says.
+
+    Attributes:
+        schedule: which block trains when.
+        period: the stay whose state stands.
+    """
+
+    schedule: Schedule
+    period: int
+
+    def __init__(self, model: nn.Module, schedule: Schedule) -> None:
+        super().__init__(model)
+        self.schedule = schedule
+        self._prices: dict[int, FlopModel] = {}
+
+    @property
+    def block(self) -> int:
+        """The block at hand."""
+        return self.schedule.block(self.period)
+
+    def plain(self) -> dict[str, Any]:
+        """Add the seed of all draws and the stay whose state stands."""
+        return super().plain() | {"seed": self.schedule.seed, "period": self.period}
+
+    def price(self, window: int) -> FlopModel:
+        """Return the operations of a window, which are those of its block."""
+        block = self.schedule.block(self.schedule.period(window))
+        if block not in self._prices:
+            self._prices[block] = self._priced_block(block)
+        return self._prices[block]
+
+    def cycle(self) -> Sequence[int]:
+        """Return one window a block."""
+        return [period * self.schedule.stay for period in range(self.schedule.blocks)]
+
+    @abstractmethod
+    def _priced_block(self, block: int) -> FlopModel:
+        """Return the operations of a window of `block`."""
+
+
+class BlockAdam(Turns):
     """AdamW on one block at a time.
 
     Args:
@@ -113,16 +155,10 @@ class BlockAdam(Optimizer):
         self, model: nn.Module, blocks: Sequence[Block], schedule: Schedule, train: TrainConfig, rate: float,
         states: States = "float32",
     ) -> None:  # fmt: skip
-        super().__init__(model)
-        self.blocks, self.schedule = list(blocks), schedule
+        super().__init__(model, schedule)
+        self.blocks = list(blocks)
         self._train, self._rate, self._states = train, rate, states
-        self._prices: dict[int, FlopModel] = {}
         self.enter(0)
-
-    @property
-    def block(self) -> int:
-        """The block at hand."""
-        return self.schedule.block(self.period)
 
     def enter(self, period: int) -> None:
         """Let the block of stay `period` train, without a past."""
@@ -149,10 +185,6 @@ class BlockAdam(Optimizer):
         """Return the parameters of all blocks."""
         return {name: parameter for block in self.blocks for name, parameter in block.items()}
 
-    def plain(self) -> dict[str, Any]:
-        """Add the seed of the orders and the stay whose moments stand."""
-        return super().plain() | {"seed": self.schedule.seed, "period": self.period}
-
     def tensors(self) -> dict[str, Tensor]:
         """Return the moments of the block at hand."""
         return named_moments(moments_of(self.adamw, self.model))
@@ -163,7 +195,7 @@ class BlockAdam(Optimizer):
 
     def restore(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go on with the same orders, in the same stay."""
-        self.schedule = Schedule(self.schedule.blocks, self.schedule.stay, self.schedule.order, int(plain["seed"]))
+        self.schedule = replace(self.schedule, seed=int(plain["seed"]))
         self.enter(int(plain["period"]))
         super().restore(plain, tensors)
         give(self.adamw, self.model, tensors, self.updates)
@@ -179,19 +211,11 @@ class BlockAdam(Optimizer):
         self.windows = self.period * self.schedule.stay
         return stood(self.adamw, self.model)
 
-    def price(self, window: int) -> FlopModel:
-        """Return the operations of a window: the backward pass ends at its block."""
-        block = self.schedule.block(self.schedule.period(window))
-        if block not in self._prices:
-            self._prices[block] = self._priced_block(block)
-        return self._prices[block]
-
-    def cycle(self) -> Sequence[int]:
-        """Return one window a block."""
-        return [period * self.schedule.stay for period in range(len(self.blocks))]
-
     def _priced_block(self, block: int) -> FlopModel:
-        """Trace one block; of a run of more than two alike its two highest, the others lie on their line."""
+        """Trace one block, at which the backward pass ends; of a run of more than two alike its two highest.
+
+        The others lie on their line.
+        """
         shapes = [sorted(tuple(item.shape) for item in part.values()) for part in self.blocks]
         top = block
         while top + 1 < len(shapes) and shapes[top + 1] == shapes[block]:

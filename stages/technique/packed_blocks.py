@@ -20,9 +20,9 @@ from typing_extensions import Unpack
 from stages.meter.flops import FlopModel, recomputed
 from stages.model.batch import TokenBatch
 from stages.model.packed import Bits, PackedLinear, linears
-from stages.technique.blocks import Schedule, layers_of
+from stages.technique.blocks import Schedule, Turns, layers_of
 from stages.technique.gaussian import Gaussian
-from stages.technique.optimizer import How, Optimizer, moments_in, named_moments, set_rate, stood
+from stages.technique.optimizer import How, moments_in, named_moments, set_rate, stood
 from stages.technique.step import StepResult, load_moments, moments_of, optimizer_for, optimizer_step, trainable
 from stages.technique.zeroth import generator
 
@@ -40,7 +40,7 @@ def pack_layers(model: nn.Module, bits: Bits) -> None:
                 setattr(parent, key, PackedLinear(cast(nn.Linear, child), bits))
 
 
-class PackedBlocks(Optimizer):
+class PackedBlocks(Turns):
     """AdamW on the layer that stands whole.
 
     Args:
@@ -57,16 +57,10 @@ class PackedBlocks(Optimizer):
         self, model: nn.Module, schedule: Schedule, train: TrainConfig, rate: float, *, bits: Bits, share: float,
         epsilon: float, long_tokens: int | None,
     ) -> None:  # fmt: skip
-        super().__init__(model)
-        self.layers, self.schedule, self._train, self._rate = layers_of(model), schedule, train, rate
+        super().__init__(model, schedule)
+        self.layers, self._train, self._rate = layers_of(model), train, rate
         self.bits, self.share, self.epsilon, self.long_tokens = bits, share, epsilon, long_tokens
-        self._prices: dict[int, FlopModel] = {}
         self._enter(0)
-
-    @property
-    def block(self) -> int:
-        """The layer at hand."""
-        return self.schedule.block(self.period)
 
     def _enter(self, period: int) -> None:
         self.period, self.updates = period, 0
@@ -119,10 +113,6 @@ class PackedBlocks(Optimizer):
             found |= {f"{name}.{inner}": item for inner, item in layer.named_buffers()}
         return found
 
-    def plain(self) -> dict[str, Any]:
-        """Add the seed and the stay whose moments stand."""
-        return super().plain() | {"seed": self.schedule.seed, "period": self.period}
-
     def tensors(self) -> dict[str, Tensor]:
         """Return the moments of the layer at hand, and its weights: a checkpoint is packed again on loading."""
         whole = {WHOLE + name: item.detach() for name, item in trainable(self.model).items()}
@@ -147,19 +137,8 @@ class PackedBlocks(Optimizer):
         self.windows = self.period * self.schedule.stay
         return stood(self.adamw, self.model)
 
-    def price(self, window: int) -> FlopModel:
-        """Return the operations of a window: passes of short rows, and two forward passes of those read so."""
-        block = self.schedule.block(self.schedule.period(window))
-        if block not in self._prices:
-            self._prices[block] = self._priced_block(block)
-        return self._prices[block]
-
-    def cycle(self) -> Sequence[int]:
-        """Return one window a layer."""
-        return [period * self.schedule.stay for period in range(len(self.layers))]
-
     def _priced_block(self, block: int) -> FlopModel:
-        """Trace the two highest layers; the others, which are alike, lie on their line."""
+        """Trace the two highest layers, the others, which are alike, lie on their line; and add the forward passes."""
         top = len(self.layers) - 1
         near = top - block < 2 or recomputed(self.model)
         found = self._traced(block if near else top)

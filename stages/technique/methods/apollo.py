@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from data_contracts.config import Saving
-from stages.technique.base import Technique
+from stages.technique.base import InPlace
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel
 
     from data_contracts.config import TrainConfig
     from stages.technique.optimizer import Optimizer
     from stages.technique.step import States
 
 
-class Apollo(Technique):
+class Apollo(InPlace):
     """Train every parameter by gradients that are scaled as a low-rank Adam would scale them."""
 
     learning_rate: ClassVar[float] = 1e-4
@@ -34,10 +33,6 @@ class Apollo(Technique):
     gap: int = Field(200, ge=1, le=100_000, description="Updates between two projections (T).")
     scale: float = Field(1.0, gt=0, le=4096, description="Of the update; its root multiplies the gradient.")
     tensor_wise: bool = Field(False, description="One scale a matrix instead of one a column (APOLLO-Mini).")
-
-    def wrap(self, model: PreTrainedModel) -> nn.Module:
-        """Return the model itself with gradients on everywhere."""
-        return model.requires_grad_(True)
 
     def optimizer(
         self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
@@ -55,11 +50,3 @@ class Apollo(Technique):
             tensor_wise=self.tensor_wise,
             seed=seed,
         )
-
-    def merge(self, model: nn.Module) -> PreTrainedModel:
-        """Return the model itself."""
-        return model  # type: ignore[return-value]
-
-    def trainable_count(self, model: PreTrainedModel) -> int:
-        """Return the number of parameters, tied ones once."""
-        return sum(parameter.numel() for parameter in model.parameters())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from data_contracts.config import Saving
-from stages.technique.base import Order, Technique
+from stages.technique.base import InPlace, Order
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stages.technique.step import States
 
 
-class Badam(Technique):
+class Badam(InPlace):
     """Train the decoder's layers block by block.
 
     The default peak learning rate, 1e-5, and 50 steps a block are those of the paper's section 3.1 up to 8B; smaller
@@ -52,10 +52,6 @@ class Badam(Technique):
         return BlockAdam(
             model, blocks, Schedule(len(blocks), self.block_steps, self.order, seed), train, learning_rate, states
         )
-
-    def merge(self, model: nn.Module) -> PreTrainedModel:
-        """Return the model itself."""
-        return model  # type: ignore[return-value]
 
     def trainable_count(self, model: PreTrainedModel) -> int:
         """Return the number of parameters of the largest layer."""

@@ -6,16 +6,12 @@ embedding is one parameter and counts once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from stages.technique.base import Technique
-
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedModel
+from stages.technique.base import InPlace
 
 
-class Full(Technique):
+class Full(InPlace):
     """Train all of the model's parameters.
 
     The default peak learning rate, 2e-5, is that of instruction tuning at 7B (Taori et al. 2023, Alpaca; Touvron et
@@ -23,15 +19,3 @@ class Full(Technique):
     """
 
     learning_rate: ClassVar[float] = 2e-5
-
-    def wrap(self, model: PreTrainedModel) -> nn.Module:
-        """Return the model itself with gradients on everywhere."""
-        return model.requires_grad_(True)
-
-    def merge(self, model: nn.Module) -> PreTrainedModel:
-        """Return the model itself."""
-        return model  # type: ignore[return-value]
-
-    def trainable_count(self, model: PreTrainedModel) -> int:
-        """Return the number of parameters, tied ones once."""
-        return sum(parameter.numel() for parameter in model.parameters())

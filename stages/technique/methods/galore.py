@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from data_contracts.config import Saving
-from stages.technique.base import Technique
+from stages.technique.base import InPlace
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel
 
     from data_contracts.config import TrainConfig
     from stages.technique.optimizer import Optimizer
     from stages.technique.step import States
 
 
-class Galore(Technique):
+class Galore(InPlace):
     """Train every parameter, matrices in low-rank directions."""
 
     learning_rate: ClassVar[float] = 2e-4
@@ -34,10 +33,6 @@ class Galore(Technique):
     gap: int = Field(200, ge=1, le=100_000, description="Updates between two projections (T).")
     scale: float = Field(0.25, gt=0, le=4096, description="Of a step back in the whole space (α).")
 
-    def wrap(self, model: PreTrainedModel) -> nn.Module:
-        """Return the model itself with gradients on everywhere."""
-        return model.requires_grad_(True)
-
     def optimizer(
         self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
     ) -> Optimizer:
@@ -47,11 +42,3 @@ class Galore(Technique):
         return Projected(
             model, train, kind="galore", rank=self.rank, gap=self.gap, scale=self.scale, tensor_wise=False, seed=seed
         )
-
-    def merge(self, model: nn.Module) -> PreTrainedModel:
-        """Return the model itself."""
-        return model  # type: ignore[return-value]
-
-    def trainable_count(self, model: PreTrainedModel) -> int:
-        """Return the number of parameters, tied ones once."""
-        return sum(parameter.numel() for parameter in model.parameters())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from data_contracts.config import Saving
-from stages.technique.base import Technique
+from stages.technique.base import InPlace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stages.technique.step import States
 
 
-class Hift(Technique):
+class Hift(InPlace):
     """Train the model group by group, one group a step."""
 
     learning_rate: ClassVar[float] = 1e-5
@@ -47,10 +47,6 @@ class Hift(Technique):
 
         groups = self._groups(model)
         return ParkedBlocks(model, groups, Schedule(len(groups), 1, self.order, seed), train, learning_rate)
-
-    def merge(self, model: nn.Module) -> PreTrainedModel:
-        """Return the model itself."""
-        return model  # type: ignore[return-value]
 
     def trainable_count(self, model: PreTrainedModel) -> int:
         """Return the number of parameters of the largest group."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from data_contracts.config import Saving
-from stages.technique.base import Technique
+from stages.technique.base import InPlace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stages.technique.step import States
 
 
-class Lisa(Technique):
+class Lisa(InPlace):
     """Train what lies outside the layers and a few layers at a time."""
 
     learning_rate: ClassVar[float] = 1e-5
@@ -49,10 +49,6 @@ class Lisa(Technique):
     def traced_layers(self) -> int:
         """The drawn layers and two that wait."""
         return self.layers + 2
-
-    def merge(self, model: nn.Module) -> PreTrainedModel:
-        """Return the model itself."""
-        return model  # type: ignore[return-value]
 
     def trainable_count(self, model: PreTrainedModel) -> int:
         """Return the number of parameters outside the layers and of the drawn ones."""

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from data_contracts.config import Saving
-from stages.technique.base import Technique
+from stages.technique.base import InPlace
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel
 
     from data_contracts.config import TrainConfig
     from stages.technique.optimizer import Optimizer
     from stages.technique.step import States
 
 
-class Lozo(Technique):
+class Lozo(InPlace):
     """Train every parameter by the slope of the loss along low-rank random directions."""
 
     learning_rate: ClassVar[float] = 1e-6
@@ -35,10 +34,6 @@ class Lozo(Technique):
     rank: int = Field(2, ge=1, le=256, description="Of a matrix's direction (r).")
     interval: int = Field(50, ge=1, le=100_000, description="Steps that the right factor is kept (ν).")
     momentum: float = Field(0.0, ge=0, lt=1, description="Of the left factor (LOZO-M); 0 keeps nothing.")
-
-    def wrap(self, model: PreTrainedModel) -> nn.Module:
-        """Return the model itself with every parameter marked as trained."""
-        return model.requires_grad_(True)
 
     def optimizer(
         self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
@@ -52,11 +47,3 @@ class Lozo(Technique):
     def traced_layers(self) -> int:
         """Without activations kept, the third layer is the first that begins with what all further ones begin with."""
         return 3
-
-    def merge(self, model: nn.Module) -> PreTrainedModel:
-        """Return the model itself."""
-        return model  # type: ignore[return-value]
-
-    def trainable_count(self, model: PreTrainedModel) -> int:
-        """Return the number of parameters, tied ones once."""
-        return sum(parameter.numel() for parameter in model.parameters())

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from data_contracts.config import Saving
-from stages.technique.base import Technique
+from stages.technique.base import InPlace
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel
 
     from data_contracts.config import TrainConfig
     from stages.technique.optimizer import Optimizer
     from stages.technique.step import States
 
 
-class Mezo(Technique):
+class Mezo(InPlace):
     """Train every parameter by the slope of the loss along a random direction."""
 
     learning_rate: ClassVar[float] = 1e-6
@@ -31,10 +30,6 @@ class Mezo(Technique):
     savings: ClassVar[frozenset[Saving]] = frozenset({"chunked_loss"})
 
     epsilon: float = Field(1e-3, gt=0, le=1, description="How far weights are moved to read the slope.")
-
-    def wrap(self, model: PreTrainedModel) -> nn.Module:
-        """Return the model itself with every parameter marked as trained."""
-        return model.requires_grad_(True)
 
     def optimizer(
         self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
@@ -48,11 +43,3 @@ class Mezo(Technique):
     def traced_layers(self) -> int:
         """Without activations kept, the third layer is the first that begins with what all further ones begin with."""
         return 3
-
-    def merge(self, model: nn.Module) -> PreTrainedModel:
-        """Return the model itself."""
-        return model  # type: ignore[return-value]
-
-    def trainable_count(self, model: PreTrainedModel) -> int:
-        """Return the number of parameters, tied ones once."""
-        return sum(parameter.numel() for parameter in model.parameters())

@@ -125,7 +125,7 @@ class BeginConfig(Frozen):
     least_rows: int = Field(8, ge=1)
 
 
-Saving = Literal["recompute", "chunked_loss", "update_in_backward", "states_8bit"]
+Saving = Literal["recompute", "chunked_loss", "update_in_backward", "states_8bit", "shard"]
 
 
 class PlanConfig(Frozen):
@@ -144,8 +144,9 @@ class PlanConfig(Frozen):
     packed: bool = Field(False, description="Pack several examples into one row.")
     headroom: float = Field(0.1, ge=0, lt=1, description="Share of the memory budget left free.")
     savings: tuple[Saving, ...] = Field(
-        ("recompute", "chunked_loss", "update_in_backward", "states_8bit"),
-        description="What may be used where memory is short (docs/memory.md); `states_8bit` asks for bitsandbytes.",
+        ("recompute", "chunked_loss", "update_in_backward", "states_8bit", "shard"),
+        description="What may be used where memory is short (docs/memory.md); `states_8bit` asks for bitsandbytes, "
+        "`shard` for several workers.",
     )
 
 

@@ -207,7 +207,8 @@ def compare(pin: ModelPin, size: str) -> list[dict[str, Any]]:
         row = {
             "model": size, "technique": type(shape.technique).name(), "precision": shape.precision, "micro": micro,
             "states": shape.optimizer_states, "chunks": shape.loss_chunks, "inside": shape.update_in_backward,
-            "shards": shape.shards, "recomputed": len(blocks), "predicted": predicted, "measured": found["bytes"], "scratch": found["scratch"],
+            "shards": shape.shards, "recomputed": len(blocks), "predicted": predicted,
+            "measured": found["bytes"], "scratch": found["scratch"],
             "error": predicted / found["bytes"] - 1,
         }  # fmt: skip
         print(json.dumps(row), flush=True)

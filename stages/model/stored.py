@@ -43,4 +43,4 @@ def store(path: Path | None, tensors: Mapping[str, Tensor], metadata: Mapping[st
         file.write(len(said).to_bytes(8, "little") + said)
         for name in names:
             found = whole(tensors[name].detach()).to("cpu").contiguous()
-            file.write(memoryview(found.reshape(-1).view(torch.uint8).numpy()))  # its bytes, not a copy
+            file.write(found.reshape(-1).view(torch.uint8).numpy().data)  # its bytes, not a copy

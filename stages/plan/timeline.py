@@ -105,7 +105,7 @@ def _resizing(told: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
         told(storage)
         return found
 
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -62,11 +62,8 @@ class StepResult:
 
     def of(self, documents: int) -> StepResult:
         """Return what the first documents alone show; those after them kept this rank's passes with the others'."""
-        cut = {
-            "document_loss_D": self.document_loss_D[:documents],
-            "document_tokens_D": self.document_tokens_D[:documents],
-        }
-        return replace(self, **cut)
+        losses_D, tokens_D = self.document_loss_D[:documents], self.document_tokens_D[:documents]
+        return replace(self, document_loss_D=losses_D, document_tokens_D=tokens_D)
 
     @property
     def loss(self) -> float | None:
@@ -199,6 +196,7 @@ def optimizer_step(
     found: list[Tensor] = []
     totals = torch.zeros(6, dtype=torch.float64, device=device)  # loss, tokens, Σ|g_i|², Σ1/b_i, micro-batches, short
     before = generators(device) if in_backward else None
+    watched: AbstractContextManager[list[Exception]]
     watched = nullcontext([]) if spread else noted()  # the others wait inside a pass that one has left: all must end
     with accumulating(parameters, keep=not in_backward) as gradient, products or nullcontext(), watched as ran_out:
         for batch in window:

@@ -135,7 +135,9 @@ class BeginConfig(Frozen):
     least_rows: int = Field(8, ge=1)
 
 
-Saving = Literal["recompute", "chunked_loss", "update_in_backward", "states_8bit", "shard"]
+Saving = Literal[
+    "recompute", "chunked_loss", "update_in_backward", "states_8bit", "shard", "offload_states", "offload_activations"
+]
 
 
 class PlanConfig(Frozen):
@@ -154,9 +156,17 @@ class PlanConfig(Frozen):
     packed: bool = Field(False, description="Pack several examples into one row.")
     headroom: float = Field(0.1, ge=0, lt=1, description="Share of the memory budget left free.")
     savings: tuple[Saving, ...] = Field(
-        ("recompute", "chunked_loss", "update_in_backward", "states_8bit", "shard"),
+        (
+            "recompute",
+            "chunked_loss",
+            "update_in_backward",
+            "states_8bit",
+            "shard",
+            "offload_states",
+            "offload_activations",
+        ),
         description="What may be used where memory is short (docs/memory.md); `states_8bit` asks for bitsandbytes, "
-        "`shard` for several workers.",
+        "`shard` for several workers, what is offloaded for an accelerator.",
     )
 
 

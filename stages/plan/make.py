@@ -70,7 +70,7 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
         Shape(technique, precision, rows.longest, max(1, answers), config.plan.packed) for technique in techniques
     ]
     limit = config.budget.peak_bytes
-    estimator = Estimator(pin, config.train, device)
+    estimator = Estimator(pin, config.train, device, host="cpu" if device == "cuda" else None)
     with seeded():
         chosen, ways = search(estimator, shapes, config.plan, window=window, workers=config.train.workers, limit=limit)
         flops = estimator.flops(chosen.shape, chosen.recomputed)
@@ -156,6 +156,7 @@ def _plan(
         update_in_backward=inside,
         workers=config.train.workers,
         sharded=shape.shards > 1,
+        offload_activations=shape.offload_activations,
         trainable=trainable,
         peak_bytes=chosen.peak_bytes,
         phases={name: phase.total for name, phase in chosen.phases.items()},

@@ -1,15 +1,17 @@
 """The search: every compatible way of training, its peak and its speed; what does not fit is out; the rest is ranked.
 
-A way is a technique, a micro-batch and savings: moments in 8 bits, the output head in parts, updates inside the
-backward pass, everything spread over the workers, and which blocks are recomputed. Techniques come in the configured
-order, a better one that fits before any of the next (the prior on quality between techniques is the user's order).
-Within one, ways are ranked by modelled tokens a second times a prior on quality: 1 where losses are what they are
-without the saving, `PRIOR_8BIT` for moments in 8 bits. No saving is modelled to make a step faster, so they are priced
-only where the fastest plain way of a technique does not fit. Which step is priced, and how, is the estimator's.
+A way is a technique, a micro-batch and savings: moments in 8 bits or in main memory, the output head in parts, updates
+inside the backward pass, activations in main memory, everything spread over the workers, and which blocks are
+recomputed. Techniques come in the configured order, a better one that fits before any of the next (the prior on quality
+between techniques is the user's order). Within one, ways are ranked by modelled tokens a second times a prior on
+quality: 1 where losses are what they are without the saving, `PRIOR_8BIT` for moments in 8 bits. No saving is modelled
+to make a step faster, so they are priced only where the fastest plain way of a technique does not fit. Which step is
+priced, and how, is the estimator's.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from data_contracts.errors import DoesNotFitError
 from stages.plan.estimate import PhaseBytes, Priced
 from stages.plan.trace import Shape
 from stages.technique.states import has_8bit
+from stages.technique.step import States
 
 LOSS_CHUNKS = 8
 """Parts of the output head's work; as torchtune's default."""
@@ -32,6 +35,8 @@ LEAST_SHARE = 0.05
 
 class Estimates(Protocol):
     """What the search asks of an estimator; see `Estimator`."""
+
+    host: str | None
 
     def price(self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...] = ()) -> Priced:
         """Return peak bytes and seconds of a step."""
@@ -100,6 +105,10 @@ class Way:
             found.append("updates inside the backward pass")
         if shape.optimizer_states == "8bit":
             found.append("moments in 8 bits")
+        if shape.optimizer_states == "host":
+            found.append("moments in main memory")
+        if shape.offload_activations:
+            found.append("activations in main memory")
         if shape.shards > 1:
             found.append(f"spread over {shape.shards} workers")
         return found
@@ -201,16 +210,18 @@ class _Terms:
         chunks = (1, LOSS_CHUNKS) if "chunked_loss" in savings else (1,)
         inside = trains_much and "update_in_backward" in savings and self.workers <= 1
         small = trains_much and "states_8bit" in savings and has_8bit()
+        apart = self.estimator.host is not None
+        parked = apart and trains_much and "offload_states" in savings
+        offloaded = (False, True) if apart and "offload_activations" in savings else (False,)
+        held: list[States] = ["float32", *(["host"] if parked else []), *(["8bit"] if small else [])]  # type: ignore[list-item]
         yield shape
-        for states in ("float32", "8bit") if small else ("float32",):
-            for parts in chunks:
-                for backward in (False, True) if inside else (False,):
-                    answers = math.ceil(shape.answers / parts) * parts
-                    saved = replace(
-                        shape, optimizer_states=states, loss_chunks=parts, update_in_backward=backward, answers=answers
-                    )
-                    if saved != shape:
-                        yield saved
+        for states, parts, backward, away in itertools.product(held, chunks, (False, True)[: 1 + inside], offloaded):
+            saved = replace(
+                shape, optimizer_states=states, loss_chunks=parts, update_in_backward=backward,
+                offload_activations=away, answers=math.ceil(shape.answers / parts) * parts,
+            )  # fmt: skip
+            if saved != shape:
+                yield saved
         if self.workers > 1 and "shard" in savings:
             for parts in chunks:
                 answers = math.ceil(shape.answers / parts) * parts

@@ -20,6 +20,7 @@ from stages.meter.flops import FlopModel
 from stages.model.batch import TokenBatch
 from stages.model.checkpoint import FIRST, SECOND
 from stages.technique.attempt import AllReduce
+from stages.technique.offload import HostAdamW
 from stages.technique.states import AdamW8bit, empty_state
 from stages.technique.step import (
     Moments,
@@ -47,6 +48,7 @@ class How(TypedDict, total=False):
     loss_chunks: int
     products: RowProducts | None
     in_backward: bool
+    host: str | None
 
 
 class Optimizer(ABC):
@@ -163,6 +165,8 @@ def stood(adamw: torch.optim.Optimizer, model: nn.Module) -> dict[str, list[Tens
     held = {}
     for name, item in trainable(model).items():
         state = empty_state(item) if isinstance(adamw, AdamW8bit) else {}
+        if isinstance(adamw, HostAdamW):
+            state = adamw.empty_state(item)
         for key in () if state else ("exp_avg", "exp_avg_sq"):
             state[key] = torch.zeros_like(item)
         adamw.state[item] = {"step": torch.tensor(1.0)} | state

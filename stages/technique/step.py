@@ -25,14 +25,15 @@ from stages.model.shards import own, placed, sharded
 from stages.technique.accumulate import Gradient, accumulating, updating
 from stages.technique.attempt import AllReduce, ShortOfMemoryError, generators, noted, restore
 from stages.technique.noise import NormPair
+from stages.technique.offload import HostAdamW, Offloading, room
 from stages.technique.states import AdamW8bit, decode, encode
 
 if TYPE_CHECKING:
     from data_contracts.config import TrainConfig
 
 Moments = dict[str, tuple[Tensor, Tensor]]
-States = Literal["float32", "8bit"]
-"""In which the optimizer holds its moments."""
+States = Literal["float32", "8bit", "host"]
+"""In which the optimizer holds its moments; "host" is float32 in main memory."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ def optimizer_for(
     groups, betas = [group for group in split if group["params"]], (train.beta1, train.beta2)
     if states == "8bit":
         return AdamW8bit(groups, lr=learning_rate, betas=betas, eps=train.epsilon)
+    if states == "host":
+        return HostAdamW(groups, lr=learning_rate, betas=betas, eps=train.epsilon)
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=train.epsilon, foreach=False, fused=False)
 
 
@@ -125,8 +128,8 @@ def load_moments(optimizer: torch.optim.Optimizer, model: nn.Module, moments: Ma
             continue
         optimizer.state[parameter] = {
             "step": torch.tensor(float(updates)),
-            "exp_avg": placed(average.to(parameter.dtype), parameter),
-            "exp_avg_sq": placed(square.to(parameter.dtype), parameter),
+            "exp_avg": _stand(optimizer, average.to(parameter.dtype), parameter),
+            "exp_avg_sq": _stand(optimizer, square.to(parameter.dtype), parameter),
         }
 
 
@@ -149,7 +152,14 @@ def load_states(optimizer: torch.optim.Optimizer, model: nn.Module, held: Mappin
         for key, value in found.get(name, {}).items():
             counts = key == "step"
             given = int(value) if counts and isinstance(optimizer, AdamW8bit) else value
-            optimizer.state[parameter][key] = given if counts else placed(value, parameter)
+            optimizer.state[parameter][key] = given if counts else _stand(optimizer, value, parameter)
+
+
+def _stand(optimizer: torch.optim.Optimizer, value: Tensor, parameter: Tensor) -> Tensor:
+    """Return state where the optimizer keeps it for `parameter`."""
+    return (
+        room(parameter, optimizer.host).copy_(value) if isinstance(optimizer, HostAdamW) else placed(value, parameter)
+    )
 
 
 def optimizer_step(
@@ -163,6 +173,7 @@ def optimizer_step(
     loss_chunks: int = 1,
     products: RowProducts | None = None,
     in_backward: bool = False,
+    host: str | None = None,
 ) -> StepResult:
     """Take one step of `optimizer` on this rank's share of a window.
 
@@ -179,6 +190,7 @@ def optimizer_step(
         in_backward: hold one parameter's gradient at a time. The window is gone through twice: the first pass measures
             the gradient's norm, the second updates each parameter as soon as its gradient is there. What comes out is
             the same to the bit, dropout included. Needs a window of one micro-batch on one rank.
+        host: device on which activations wait between the passes; None leaves them where they are.
 
     Raises `ShortOfMemoryError` where memory ran out before an update, and `ConfigError` for `in_backward` with more
     micro-batches or ranks: their gradients must be added up first.
@@ -202,7 +214,7 @@ def optimizer_step(
         for batch in window:
             if products is not None:
                 products.begin(batch)
-            loss_D, tokens_D, sums_5 = _micro_batch(model, batch, precision, loss_chunks, gradient)
+            loss_D, tokens_D, sums_5 = _micro_batch(model, batch, precision, loss_chunks, gradient, host)
             if products is not None:
                 found.append(products.take() / batch.weights_D)  # 0 / 0 is NaN: backward did not see the document
             losses.append(loss_D)
@@ -228,7 +240,7 @@ def optimizer_step(
         if before is not None:
             restore(before)
             with updating(parameters, optimizer, factor):
-                _objective(model, window[0], precision, loss_chunks)[0].backward()
+                _objective(model, window[0], precision, loss_chunks, host)[0].backward()
         else:
             for parameter, item in zip(parameters, sums, strict=True):
                 parameter.grad = item.mul_(factor)
@@ -250,10 +262,10 @@ def optimizer_step(
 
 
 def _micro_batch(
-    model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int, gradient: Gradient
+    model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int, gradient: Gradient, host: str | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (loss_D, tokens_D, what it adds to the window's totals) of a forward and backward pass."""
-    objective, loss_D, tokens_D = _objective(model, batch, precision, loss_chunks)
+    objective, loss_D, tokens_D = _objective(model, batch, precision, loss_chunks, host)
     weight = (tokens_D * batch.weights_D.double()).sum()
     gradient.micro_square = torch.zeros((), dtype=torch.float64, device=weight.device)
     objective.backward()
@@ -262,8 +274,11 @@ def _micro_batch(
     return loss_D.detach(), tokens_D, torch.stack(sums_5)
 
 
-def _objective(model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int) -> tuple[Tensor, Tensor, Tensor]:
+def _objective(
+    model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int, host: str | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return (weighted sum of losses, loss_D, tokens_D) of a forward pass."""
-    with torch.autocast(batch.input_ids_BT.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+    saving = nullcontext() if host is None else Offloading(model, host)
+    with saving, torch.autocast(batch.input_ids_BT.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
         loss_D, tokens_D = document_losses(model, batch, chunk_tokens=chunk_of(batch, loss_chunks))
     return (loss_D * batch.weights_D.to(loss_D.dtype)).sum(), loss_D, tokens_D

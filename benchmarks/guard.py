@@ -1,9 +1,9 @@
 """What the guard makes of a learning rate that is too large, and that it leaves a good one alone.
 
 A real small model is trained on real instructions by the product's own loop, with warm-up and decay. The tuned rate is
-the one of a grid whose plain run ends lowest in validation loss, on the first seed. At 10, 20 and 30 times that rate the
-same segment is run plain and guarded, from the same weights on the same windows. Figures are validation losses at the
-segment's end, nats an answer token, means over seeds, worst in brackets in the table:
+the one of a grid whose plain run ends lowest in validation loss, on the first seed. At 10, 20 and 30 times that rate
+the same segment is run plain and guarded, from the same weights on the same windows. Figures are validation losses at
+the segment's end, nats an answer token, means over seeds:
 
     guarded_minus_tuned  a factor's guarded run less the plain one at the tuned rate
     plain_minus_tuned    the same of the plain run
@@ -131,7 +131,9 @@ class Segment:
         }
 
 
-def measure(segment: Segment, method: str, grid: tuple[float, ...], seeds: list[int], console: Console) -> dict[str, Any]:
+def measure(
+    segment: Segment, method: str, grid: tuple[float, ...], seeds: list[int], console: Console
+) -> dict[str, Any]:
     """Find the tuned rate and run every factor, plain and guarded."""
     tried = {rate: segment.run(method, rate, seeds[0], None) for rate in grid}
     tuned = min(tried, key=lambda rate: float(tried[rate]["end"]))
@@ -153,7 +155,9 @@ def measure(segment: Segment, method: str, grid: tuple[float, ...], seeds: list[
     table = Table(method, "rate", "seed", "plain", "guarded", "least factor", "what the guard did")
     for seed, factor, bare_end, kept_end, actions in rows:
         least = min((scale for _, _, scale in actions), default=1.0)
-        notable = ", ".join(f"{step}: {action}" for step, action, _ in actions if action not in ("slower", "tighter clip"))
+        notable = ", ".join(
+            f"{step}: {action}" for step, action, _ in actions if action not in ("slower", "tighter clip")
+        )
         said = (f"{bare_end:.3f}", f"{kept_end:.3f}", f"{least:.2f}", notable or ("slower" if actions else "nothing"))
         table.add_row("", f"{factor} x {tuned:g}", str(seed), *said)
     console.print(table)

@@ -47,7 +47,9 @@ class Bounds:
             for item, old in zip(parameters, before, strict=True):
                 step = _sample(item).double() - old.double()
                 taken = item.numel() / max(1, old.numel()) * step.ne(0).any()
-                slope = step.new_zeros(()) if item.grad is None else -(step * _sample(item.grad).double()).sum() / factor
+                slope = (
+                    step.new_zeros(()) if item.grad is None else -(step * _sample(item.grad).double()).sum() / factor
+                )
                 sums = taken * torch.stack([step.square().sum(), old.double().square().sum(), slope])
                 self._sums = sums if self._sums is None else self._sums + sums
 

@@ -13,7 +13,7 @@ import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -143,10 +143,11 @@ class ZerothOrder(Optimizer):
         slope, result = self.slope(window, how)
         self.renew()
         if result.applied:
-            bounds, taken = how.get("bounds") or Bounds(), slope * min(1.0, how["clip"] / (abs(slope) + 1e-6))
-            with bounds.measured(list(self.named.values())):
+            bounds, taken = how.get("bounds"), slope * min(1.0, how["clip"] / (abs(slope) + 1e-6))
+            with bounds.measured(list(self.named.values())) if bounds else nullcontext():
                 self.descend(taken, rate)
-            bounds.promise(rate * slope * taken)
+            if bounds:
+                bounds.promise(rate * slope * taken)
         self.windows, self.updates = self.windows + 1, self.updates + result.applied
         return result
 

@@ -25,10 +25,10 @@ SIGNS = {
     "update": (0.1, 1.0),
     "promise": (0.5, 1.0),
 }
-"""Where a sign begins, and where it is an alarm by itself: deviations of a window above the smoothed loss; deviations of
-the smoothed loss above its lowest; gradient norms over their median; norm of the update over that of the weights; loss
-that the update promises to take off over the loss there is. More than all of it cannot come: the step left the region
-where the gradient says anything (Polyak's bound; Loizou et al. 2021, arXiv 2002.10542, for stochastic gradients)."""
+"""Where a sign begins, and where it is an alarm by itself: deviations of a window above the smoothed loss; deviations
+of the smoothed loss above its lowest; gradient norms over their median; norm of the update over that of the weights;
+loss that the update promises to take off over the loss there is. More than all of it cannot come: the step left the
+region where the gradient says anything (Polyak's bound; Loizou et al. 2021, arXiv 2002.10542, for stochastic steps)."""
 PROMISE, LEAST_LOSS = 0.25, 1.0
 """To what share of the loss a rate is brought that promised too much; below a nat, that nat counts."""
 SMOOTH = 0.2

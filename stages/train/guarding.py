@@ -104,9 +104,10 @@ class Guarding:
             action = "skipped"
             at.withheld += [self._run_step + at.step] if seen.finite else []
         if back is not None:
-            windows = optimizer.windows
-            self._snapshots.at(back).put(optimizer)
+            windows, state = optimizer.windows, self._snapshots.at(back)
+            state.put(optimizer)
             optimizer.windows = windows
+            at.lost = at.step - back + int(state.state["position"]["lost"])
             at.returned.append([self._run_step + at.step, self._run_step + back])
             action = f"back to step {self._run_step + back}"
         at.slowest = min(at.slowest, before.scale)

@@ -27,6 +27,7 @@ class Position:
         guard: the guard's state; empty where there is none.
         withheld: steps of the run that were finite and that the guard did not apply.
         returned: (step of the run, step whose state was put back after it).
+        lost: steps that the weights do not have behind them, because an earlier state was put back.
         slowest: least factor that the guard put on the learning rate.
         best: the evaluation with the lowest finite loss: step of the run, loss, se.
         before: the evaluation that the segment started from, where known.
@@ -51,6 +52,7 @@ class Position:
     guard: dict[str, Any] = field(default_factory=dict)
     withheld: list[int] = field(default_factory=list)
     returned: list[list[int]] = field(default_factory=list)
+    lost: int = 0
     slowest: float = 1.0
     best: dict[str, Any] | None = None
     before: dict[str, Any] | None = None
@@ -61,11 +63,6 @@ class Position:
         """What the segment has spent so far, counted."""
         flops = self.flops + self.eval_flops + self.score_flops
         return Cost(flops=flops, tokens=self.tokens + self.eval_tokens + self.score_tokens)
-
-    @property
-    def lost(self) -> int:
-        """Steps since the states that were put back, one after another."""
-        return sum(step - back for step, back in self.returned)
 
     def improves(self, loss: Loss) -> bool:
         """Return whether `loss` is finite and below the best so far; a loss that is not finite never is."""

@@ -80,7 +80,9 @@ def life(method: Technique, pin: ModelPin, count: int, *, killed_after: int | No
     for number, window in enumerate(windows(count)):
         if number == killed_after:
             snapshots = Snapshots(folder, "work")
-            snapshots.write(1, optimizer, {"rng.cpu.0": torch.get_rng_state()}, {"position": {"best": None, "guard": {}}}, {})
+            snapshots.write(
+                1, optimizer, {"rng.cpu.0": torch.get_rng_state()}, {"position": {"best": None, "guard": {}}}, {}
+            )
             optimizer = started(method, pin, seed=99)  # the seed is the snapshot's to say
             found = snapshots.latest()
             assert found is not None

@@ -179,16 +179,17 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_rate_far_too_large_is_gone_back_from_and_a_killed_segment_does_the_same_again(tmp_path, monkeypatch, method):
-    house = House(tmp_path / "house", rows=64, plan={"technique": {"method": method}})
-    wild = {"learning_rate": 2.0}
+def test_a_rate_far_too_large_is_gone_back_from_and_a_killed_segment_does_the_same_again(tmp_path, monkeypatch):
+    house = House(tmp_path / "house", rows=64)
+    wild = {"learning_rate": 2.0, "warmup_steps": 2}
     summary, work, expected = run(tmp_path / "whole", house, **wild)
     curve = work.rows("curve")
     first = next(row for row in curve if row["guard_action"].startswith("back to step "))
     assert first["step"] <= 6
     assert curve[-1]["guard_scale"] <= 0.25
     assert curve[-1]["learning_rate"] == pytest.approx(2.0 * curve[-1]["guard_scale"])
+    again = curve[first["step"]]  # the state of step 0 warms up as it did before
+    assert again["learning_rate"] == pytest.approx(1.0 * again["guard_scale"])
     assert "went back" in summary.facts["guard"]
     assert any("learning rate" in notice for notice in work.notices)
     _, plain, _ = run(tmp_path / "plain", house, guard=None, **wild)

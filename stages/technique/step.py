@@ -220,7 +220,8 @@ def optimizer_step(
         factor = clipped / tokens
         if before is not None:
             restore(before)
-            with updating(parameters, optimizer, factor, bounds and partial(bounds.measured, factor=clipped)):
+            measured = partial(bounds.measured, factor=clipped) if bounds else None
+            with updating(parameters, optimizer, factor, measured):
                 _objective(model, window[0], precision, loss_chunks)[0].backward()
         else:
             for parameter, item in zip(parameters, sums, strict=True):

@@ -99,6 +99,29 @@ class InPlace(Technique):
         return sum(parameter.numel() for parameter in model.parameters())
 
 
+class InNumbers(InPlace):
+    """A technique that holds the decoder's linear layers as whole numbers of n bits, and trains them or beside them."""
+
+    steady: ClassVar[bool] = False
+    packs: ClassVar[bool] = True
+
+    def merge(self, model: nn.Module) -> PreTrainedModel:
+        """Return the model with every layer whole, as it was trained."""
+        from stages.model.packed import release_packed
+
+        release_packed(model)
+        return model  # type: ignore[return-value]
+
+    @staticmethod
+    def shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
+        """Return (inputs, outputs) of the decoder's linear layers."""
+        from stages.model.packed import linears
+        from stages.technique.blocks import layers_of
+
+        found = [child for _, layer in layers_of(model) for *_, child in linears(layer)]
+        return [(int(child.in_features), int(child.out_features)) for child in found]  # type: ignore[arg-type]
+
+
 def refuse_influence(technique: Technique) -> None:
     """Raise `ConfigError` where `train.influence` cannot be read from what `technique` trains."""
     if not technique.steady:

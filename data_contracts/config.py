@@ -125,7 +125,7 @@ class BeginConfig(Frozen):
     least_rows: int = Field(8, ge=1)
 
 
-Saving = Literal["recompute", "chunked_loss", "update_in_backward", "states_8bit"]
+Saving = Literal["recompute", "chunked_loss", "update_in_backward", "states_8bit", "states_4bit", "states_mini"]
 
 
 class PlanConfig(Frozen):
@@ -145,7 +145,8 @@ class PlanConfig(Frozen):
     headroom: float = Field(0.1, ge=0, lt=1, description="Share of the memory budget left free.")
     savings: tuple[Saving, ...] = Field(
         ("recompute", "chunked_loss", "update_in_backward", "states_8bit"),
-        description="What may be used where memory is short (docs/memory.md); `states_8bit` asks for bitsandbytes.",
+        description="What may be used where memory is short (docs/memory.md); `states_8bit` asks for bitsandbytes; "
+        "`states_4bit` and `states_mini` only where they are named.",
     )
 
 

@@ -177,7 +177,7 @@ class Estimator:
 
     def _traces(self, shape: Shape, again: bool) -> tuple[Timeline, Timeline]:
         shallow = self._shallow(shape)
-        if shape.optimizer_states == "8bit" and not shape.update_in_backward:  # its passes are those of float32
+        if shape.optimizer_states != "float32" and not shape.update_in_backward:  # its passes are those of float32
             few, more = self._traces(replace(shape, optimizer_states="float32"), again)
             if again:
                 return few, more

@@ -59,7 +59,7 @@ class Technique(Method):
             train: settings of AdamW.
             learning_rate: the peak.
             seed: of all that is drawn in training; alike on every worker.
-            states: in which AdamW holds its moments; "8bit" is asked for only where `savings` has "states_8bit".
+            states: in which AdamW holds its moments; others than float32 are asked for only where `savings` has them.
         """
         from stages.technique.optimizer import Adam
 

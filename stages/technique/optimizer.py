@@ -20,7 +20,7 @@ from stages.meter.flops import FlopModel
 from stages.model.batch import TokenBatch
 from stages.model.checkpoint import FIRST, SECOND
 from stages.technique.attempt import AllReduce
-from stages.technique.states import AdamW8bit, empty_state
+from stages.technique.states import HeldAdamW
 from stages.technique.step import (
     Moments,
     States,
@@ -158,7 +158,7 @@ def stood(adamw: torch.optim.Optimizer, model: nn.Module) -> dict[str, list[Tens
     """Put zero state into an AdamW, as after an update, and return its tensors by parameter."""
     held = {}
     for name, item in trainable(model).items():
-        state = empty_state(item) if isinstance(adamw, AdamW8bit) else {}
+        state = adamw.empty_state(item) if isinstance(adamw, HeldAdamW) else {}
         for key in () if state else ("exp_avg", "exp_avg_sq"):
             state[key] = torch.zeros_like(item)
         adamw.state[item] = {"step": torch.tensor(1.0)} | state

@@ -3,7 +3,7 @@
 A window of micro-batches gives the gradient of  sum_d w_d loss_d / sum_d w_d answer_tokens_d  over the whole window and
 all ranks, whatever the micro-batches: sums are accumulated, summed over ranks and divided once. A step whose loss or
 gradient is not finite is not applied. What the rows are and when to step is decided elsewhere, and so are the savings:
-the head in chunks, moments in 8 bits, recomputed blocks, updates inside the backward pass.
+the head in chunks, moments in fewer bits, recomputed blocks, updates inside the backward pass.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,18 @@ from stages.gradients.row_products import RowProducts
 from stages.model.batch import TokenBatch
 from stages.model.loss import chunk_of, document_losses
 from stages.technique.accumulate import Gradient, accumulating, updating
+from stages.technique.adam_mini import AdamMini, head_rows
 from stages.technique.attempt import AllReduce, ShortOfMemoryError, generators, noted, restore
 from stages.technique.noise import NormPair
-from stages.technique.states import AdamW8bit, decode, encode
+from stages.technique.states import AdamW8bit, HeldAdamW
+from stages.technique.states_4bit import AdamW4bit
 
 if TYPE_CHECKING:
     from data_contracts.config import TrainConfig
 
 Moments = dict[str, tuple[Tensor, Tensor]]
-States = Literal["float32", "8bit"]
-"""In which the optimizer holds its moments."""
+States = Literal["float32", "8bit", "4bit", "mini"]
+"""In which AdamW holds its moments; "mini" is one second moment a block (Adam-mini)."""
 
 
 @dataclass(frozen=True)
@@ -76,31 +78,36 @@ def optimizer_for(
     """Return AdamW over what trains; matrices decay by `train.weight_decay`, vectors (norms, biases) do not.
 
     Torch's own, one tensor at a time (neither foreach nor fused): the same bytes on every machine, and no second copy
-    of the state. With `states` of "8bit", `AdamW8bit`; raises `ConfigError` there where bitsandbytes is missing.
+    of the state. Other `states` have their own; raises `ConfigError` for "8bit" where bitsandbytes is missing.
     """
     parameters = list(trainable(model).values())
     split = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    groups, betas = [group for group in split if group["params"]], (train.beta1, train.beta2)
+    groups = [group for group in split if group["params"]]
+    settings: dict[str, Any] = {"lr": learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon}
     if states == "8bit":
-        return AdamW8bit(groups, lr=learning_rate, betas=betas, eps=train.epsilon)
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=train.epsilon, foreach=False, fused=False)
+        return AdamW8bit(groups, **settings)
+    if states == "4bit":
+        return AdamW4bit(groups, **settings)
+    if states == "mini":
+        return AdamMini(groups, head_rows(model), **settings)
+    return torch.optim.AdamW(groups, **settings, foreach=False, fused=False)
 
 
 def moments_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Moments:
     """Return (exp_avg, exp_avg_sq) of each trained parameter by name; zeros for one that was never updated.
 
-    Moments held in 8 bits come as float32 copies.
+    Moments held in another form come as float32 copies.
     """
     moments: Moments = {}
     for name, parameter in trainable(model).items():
         state = optimizer.state.get(parameter, {})
         if not state:
             moments[name] = (torch.zeros_like(parameter), torch.zeros_like(parameter))  # two: a file names each once
-        elif isinstance(optimizer, AdamW8bit):
-            moments[name] = decode(optimizer, parameter, state)
+        elif isinstance(optimizer, HeldAdamW):
+            moments[name] = optimizer.decode(parameter, state)
         else:
             moments[name] = (state["exp_avg"], state["exp_avg_sq"])
     return moments
@@ -114,8 +121,8 @@ def load_moments(optimizer: torch.optim.Optimizer, model: nn.Module, moments: Ma
     """
     for name, parameter in trainable(model).items():
         average, square = moments[name]
-        if isinstance(optimizer, AdamW8bit):
-            optimizer.state[parameter] = encode(optimizer, parameter, average, square, updates)
+        if isinstance(optimizer, HeldAdamW):
+            optimizer.state[parameter] = optimizer.encode(parameter, average, square, updates)
             continue
         optimizer.state[parameter] = {
             "step": torch.tensor(float(updates)),
@@ -142,7 +149,7 @@ def load_states(optimizer: torch.optim.Optimizer, model: nn.Module, held: Mappin
     for name, parameter in trainable(model).items():
         for key, value in found.get(name, {}).items():
             counts = key == "step"
-            placed = int(value) if counts and isinstance(optimizer, AdamW8bit) else value
+            placed = int(value) if counts and isinstance(optimizer, HeldAdamW) else value
             optimizer.state[parameter][key] = placed if counts else value.to(parameter.device)
 
 

@@ -169,6 +169,7 @@ class Plan(Frozen):
     loss_chunks: int = Field(1, ge=1, description="Parts in which a micro-batch goes through the output head.")
     update_in_backward: bool = Field(False, description="Whether one parameter's gradient is held at a time.")
     workers: int = Field(0, ge=0, description="0 is in this process.")
+    sharded: bool = Field(False, description="Whether weights, gradients and moments are spread over the workers.")
     trainable: int = Field(ge=0)
     peak_bytes: int = Field(ge=0, description="Predicted, largest phase.")
     phases: dict[str, int] = Field(description="Predicted bytes by phase.")

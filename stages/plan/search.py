@@ -1,11 +1,11 @@
 """The search: every compatible way of training, its peak and its speed; what does not fit is out; the rest is ranked.
 
 A way is a technique, a micro-batch and savings: moments in another form, the output head in parts, updates inside the
-backward pass, and which blocks are recomputed. Techniques come in the configured order, a better one that fits before
-any of the next (the prior on quality between techniques is the user's order). Within one, ways are ranked by modelled
-tokens a second times a prior on quality: 1 where losses are what they are without the saving, `PRIORS` for moments in
-another form. Savings are priced only where the fastest plain way of a technique does not fit. Which step is priced, and
-how, is the estimator's.
+backward pass, everything spread over the workers, and which blocks are recomputed. Techniques come in the configured
+order, a better one that fits before any of the next (the prior on quality between techniques is the user's order).
+Within one, ways are ranked by modelled tokens a second times a prior on quality: 1 where losses are what they are
+without the saving, `PRIORS` for moments in another form. Savings are priced only where the fastest plain way of a
+technique does not fit. Which step is priced, and how, is the estimator's.
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ class Way:
             found.append("updates inside the backward pass")
         if shape.optimizer_states in FORMS:
             found.append(FORMS[shape.optimizer_states])
+        if shape.shards > 1:
+            found.append(f"spread over {shape.shards} workers")
         return found
 
     @property
@@ -214,6 +216,10 @@ class _Terms:
                     )
                     if saved != shape:
                         yield saved
+        if self.workers > 1 and "shard" in savings:
+            for parts in chunks:
+                answers = math.ceil(shape.answers / parts) * parts
+                yield replace(shape, loss_chunks=parts, answers=answers, shards=self.workers)
 
 
 def _refusal(ways: Sequence[Way], plan: PlanConfig, limit: int) -> DoesNotFitError:

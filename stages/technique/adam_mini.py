@@ -50,7 +50,7 @@ class AdamMini(HeldAdamW):
         self._rows = dict(rows)
 
     def _blocks(self, parameter: Tensor) -> int:
-        return parameter.shape[0] // self._rows.get(parameter, 1)  # type: ignore[call-overload, no-any-return]
+        return parameter.shape[0] // self._rows.get(parameter, 1)  # type: ignore[call-overload]
 
     def update(self, parameter: nn.Parameter, state: dict[str, Any], group: Mapping[str, Any]) -> None:
         """Move one parameter and its moments."""

@@ -36,7 +36,7 @@ class Technique(Method):
     steady: ClassVar[bool] = True
     """Whether the same parameters train at every window, all by backward passes and with Adam's two moments: what reads
     gradients in training (`train.influence`) needs that."""
-    savings: ClassVar[frozenset[Saving]] = frozenset(get_args(Saving))
+    savings: ClassVar[frozenset[Saving]] = frozenset(get_args(Saving)) - {"shard"}
     """Which of a plan's savings go with it."""
     packs: ClassVar[bool] = False
     """Whether `wrap` makes a model smaller: it is then wrapped in main memory and put on its device afterwards."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ from data_contracts.errors import ConfigError
 from stages.gradients.row_products import RowProducts
 from stages.model.batch import TokenBatch
 from stages.model.loss import chunk_of, document_losses
+from stages.model.shards import own, placed, sharded
 from stages.technique.accumulate import Gradient, accumulating, updating
 from stages.technique.adam_mini import AdamMini, head_rows
 from stages.technique.attempt import AllReduce, ShortOfMemoryError, generators, noted, restore
@@ -60,6 +61,11 @@ class StepResult:
     norms: NormPair | None
     applied: bool
     document_product_D: Tensor | None = None
+
+    def of(self, documents: int) -> StepResult:
+        """Return what the first documents alone show; those after them kept this rank's passes with the others'."""
+        losses_D, tokens_D = self.document_loss_D[:documents], self.document_tokens_D[:documents]
+        return replace(self, document_loss_D=losses_D, document_tokens_D=tokens_D)
 
     @property
     def loss(self) -> float | None:
@@ -126,8 +132,8 @@ def load_moments(optimizer: torch.optim.Optimizer, model: nn.Module, moments: Ma
             continue
         optimizer.state[parameter] = {
             "step": torch.tensor(float(updates)),
-            "exp_avg": average.to(parameter.device, parameter.dtype),
-            "exp_avg_sq": square.to(parameter.device, parameter.dtype),
+            "exp_avg": placed(average.to(parameter.dtype), parameter),
+            "exp_avg_sq": placed(square.to(parameter.dtype), parameter),
         }
 
 
@@ -149,8 +155,8 @@ def load_states(optimizer: torch.optim.Optimizer, model: nn.Module, held: Mappin
     for name, parameter in trainable(model).items():
         for key, value in found.get(name, {}).items():
             counts = key == "step"
-            placed = int(value) if counts and isinstance(optimizer, HeldAdamW) else value
-            optimizer.state[parameter][key] = placed if counts else value.to(parameter.device)
+            given = int(value) if counts and isinstance(optimizer, HeldAdamW) else value
+            optimizer.state[parameter][key] = given if counts else placed(value, parameter)
 
 
 def optimizer_step(
@@ -172,7 +178,9 @@ def optimizer_step(
         window: this rank's micro-batches, on the model's device; may be empty where other ranks hold the window.
         clip: largest norm of the mean gradient over all trained parameters.
         precision: "bfloat16" runs the forward pass under autocast; parameters, gradients and moments stay as they are.
-        all_reduce: sums tensors over ranks in place; None for one rank.
+        all_reduce: sums tensors over ranks in place; None for one rank. Where weights are spread over ranks, every one
+            makes the same number of passes: one with fewer micro-batches adds some whose documents weigh nothing. Their
+            gradients are summed inside the passes, so no squared norms for the noise scale are seen.
         loss_chunks: in how many parts a micro-batch's answer tokens go through the output head.
         products: also reads each document's product with its direction from the backward passes.
         in_backward: hold one parameter's gradient at a time. The window is gone through twice: the first pass measures
@@ -188,14 +196,16 @@ def optimizer_step(
             f"{len(window)} micro-batches" + (", on several workers" if all_reduce else ""),
             "plan again, or leave `update_in_backward` out of `plan.savings`",
         )
-    parameters = list(trainable(model).values())
+    parameters, spread = list(trainable(model).values()), sharded(model)
     device = parameters[0].device
     losses: list[Tensor] = []
     counts: list[Tensor] = []
     found: list[Tensor] = []
     totals = torch.zeros(6, dtype=torch.float64, device=device)  # loss, tokens, Σ|g_i|², Σ1/b_i, micro-batches, short
     before = generators(device) if in_backward else None
-    with accumulating(parameters, keep=not in_backward) as gradient, products or nullcontext(), noted() as ran_out:
+    watched: AbstractContextManager[list[Exception]]
+    watched = nullcontext([]) if spread else noted()  # the others wait inside a pass that one has left: all must end
+    with accumulating(parameters, keep=not in_backward) as gradient, products or nullcontext(), watched as ran_out:
         for batch in window:
             if products is not None:
                 products.begin(batch)
@@ -208,14 +218,16 @@ def optimizer_step(
     totals[5] += len(ran_out)
     sums = [] if in_backward else gradient.sums(parameters)
     if all_reduce is not None:
-        all_reduce([*sums, totals])
+        all_reduce([totals] if spread else [*sums, totals])
     if ran_out or (all_reduce is not None and totals[5] > 0):
         raise ShortOfMemoryError(str(ran_out[0]) if ran_out else "memory ran out on another rank")
     loss_sum, tokens, small, inverse, micro = totals[:5].tolist()
     if in_backward:
         square = gradient.square(parameters)
     else:
-        square = torch.stack([torch.linalg.vector_norm(item).double() for item in sums]).square().sum()
+        square = torch.stack([torch.linalg.vector_norm(own(item)).double() for item in sums]).square().sum()
+        if spread and all_reduce is not None:
+            all_reduce([square])
     norm = math.sqrt(square.item()) / tokens if tokens > 0 else math.nan
     applied = math.isfinite(norm) and math.isfinite(loss_sum)
     if applied:
@@ -229,7 +241,9 @@ def optimizer_step(
                 parameter.grad = item.mul_(factor)
             optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    pair = NormPair(small / micro, inverse / micro, norm**2, 1 / tokens) if applied and micro >= 2 else None
+    pair = (
+        NormPair(small / micro, inverse / micro, norm**2, 1 / tokens) if applied and micro >= 2 and not spread else None
+    )
     return StepResult(
         loss_sum,
         tokens,

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from data_contracts.cost import Frozen
+from data_contracts.cost import Budget, Frozen, Price
 from data_contracts.direction import Direction, direction_of
 from data_contracts.errors import ConfigError
 from data_contracts.method import describe
@@ -109,13 +109,23 @@ class BudgetConfig(Frozen):
     flops: Flops | None = Field(None, ge=1)
     seconds: Seconds | None = Field(None, gt=0, description="2h, 90min, 3600.")
     tokens: Flops | None = Field(None, ge=1)
-    money: float | None = Field(None, gt=0, description="Refused: nothing has a price yet, so it would limit nothing.")
+    money: float | None = Field(None, gt=0, description="In the currency of `price`, which it needs.")
+    price: Price | None = Field(None, description="What an hour of the machines costs: {hour: 2.4, currency: EUR}.")
 
     @model_validator(mode="after")
     def _priced(self) -> BudgetConfig:
-        if self.money is not None:
-            raise ValueError("`money` limits nothing, since no work has a price: set `flops`, `seconds` or `tokens`")
+        if self.money is not None and (self.price is None or not any((self.price.hour, *self.price.stages.values()))):
+            raise ValueError("`money` limits nothing where no work has a price: set `price: {hour: …}` beside it")
+        if self.price is not None:
+            unknown = sorted(set(self.price.stages) - set(SLICES))
+            if unknown:
+                raise ValueError(f"`price.stages` names {unknown[0]!r}, which is no stage: {', '.join(SLICES)}")
         return self
+
+    @property
+    def limits(self) -> Budget:
+        """The limits alone."""
+        return Budget(**self.model_dump(exclude={"price"}))
 
 
 class BeginConfig(Frozen):
@@ -125,7 +135,9 @@ class BeginConfig(Frozen):
     least_rows: int = Field(8, ge=1)
 
 
-Saving = Literal["recompute", "chunked_loss", "update_in_backward", "states_8bit"]
+Saving = Literal[
+    "recompute", "chunked_loss", "update_in_backward", "states_8bit", "states_4bit", "states_mini", "shard"
+]
 
 
 class PlanConfig(Frozen):
@@ -144,8 +156,9 @@ class PlanConfig(Frozen):
     packed: bool = Field(False, description="Pack several examples into one row.")
     headroom: float = Field(0.1, ge=0, lt=1, description="Share of the memory budget left free.")
     savings: tuple[Saving, ...] = Field(
-        ("recompute", "chunked_loss", "update_in_backward", "states_8bit"),
-        description="What may be used where memory is short (docs/memory.md); `states_8bit` asks for bitsandbytes.",
+        ("recompute", "chunked_loss", "update_in_backward", "states_8bit", "shard"),
+        description="What may be used where memory is short (docs/memory.md); `states_8bit` asks for bitsandbytes, "
+        "`shard` for several workers; `states_4bit` and `states_mini` are used only where they are named.",
     )
 
 

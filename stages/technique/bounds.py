@@ -13,6 +13,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from stages.model.shards import own
+from stages.technique.attempt import AllReduce
+
 SAMPLE = 256
 
 
@@ -40,18 +43,23 @@ class Bounds:
             parameters: that it may move; with gradients where there are such.
             factor: on the window's mean gradient in those gradients, from clipping.
         """
+        parameters = [item for item in parameters if own(item).is_contiguous()]  # others stand for what lies elsewhere
         with torch.no_grad():
-            before = [_sample(item).clone() for item in parameters]
+            before = [_sample(item).double() for item in parameters]
+            slopes = [None if item.grad is None else _sample(item.grad).double() / factor for item in parameters]
         yield
         with torch.no_grad():
-            for item, old in zip(parameters, before, strict=True):
-                step = _sample(item).double() - old.double()
-                taken = item.numel() / max(1, old.numel()) * step.ne(0).any()
-                slope = (
-                    step.new_zeros(()) if item.grad is None else -(step * _sample(item.grad).double()).sum() / factor
-                )
-                sums = taken * torch.stack([step.square().sum(), old.double().square().sum(), slope])
+            for item, old, slope in zip(parameters, before, slopes, strict=True):
+                step = _sample(item).double() - old
+                taken = own(item).numel() / max(1, old.numel()) * step.ne(0).any()
+                kept = step.new_zeros(()) if slope is None else -(step * slope).sum()
+                sums = taken * torch.stack([step.square().sum(), old.square().sum(), kept])
                 self._sums = sums if self._sums is None else self._sums + sums
+
+    def add_up(self, all_reduce: AllReduce) -> None:
+        """Add what every rank measured of its own part, where weights are spread over ranks."""
+        if self._sums is not None:
+            all_reduce([self._sums])
 
     def promise(self, nats: float) -> None:
         """Say what the measured update promised, where it followed no gradients."""
@@ -67,6 +75,6 @@ class Bounds:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """Return up to `SAMPLE` numbers, evenly spread over the tensor's order."""
-    flat = tensor.detach().reshape(-1)
+    """Return up to `SAMPLE` numbers of this rank's part, evenly spread over the tensor's order."""
+    flat = own(tensor.detach()).reshape(-1)
     return flat[:: -(-flat.numel() // SAMPLE) | 1]  # odd, so that it is not the same columns of every row

@@ -105,7 +105,7 @@ class Guarding:
             at.withheld += [self._run_step + at.step] if seen.finite else []
         if back is not None:
             windows, state = optimizer.windows, self._snapshots.at(back)
-            state.put(optimizer)
+            state.put(optimizer, group)
             optimizer.windows = windows
             at.lost = at.step - back + int(state.state["position"]["lost"])
             at.returned.append([self._run_step + at.step, self._run_step + back])

@@ -15,6 +15,7 @@ from stages.plan.estimate import Estimator
 from stages.plan.trace import Shape, trace_flops, trace_step
 from stages.technique.bounds import Bounds
 from stages.train.snapshot import Snapshots
+from stages.workers.group import Group
 from tests.stages.technique.setting import life, pinned, started, technique, windows
 
 SETTINGS = [
@@ -35,6 +36,9 @@ SETTINGS = [
     {"method": "lisa", "layers": 1, "block_steps": 2},
     {"method": "galore", "rank": 4, "gap": 3},
     {"method": "apollo", "rank": 2, "gap": 3},
+    {"method": "qa_lora", "r": 2, "group_size": 8},
+    {"method": "peqa"},
+    {"method": "dqt", "bits": 3, "group_size": 8},
 ]
 DEEP = [
     {"method": "badam"},
@@ -79,9 +83,9 @@ def test_an_earlier_state_put_back_into_a_living_optimizer_leaves_nothing_of_wha
             snapshots.write(number, optimizer, {"rng.cpu.0": torch.get_rng_state()}, state, {})
         optimizer.step(window, 1e-2, clip=1.0)
     for back in (2, 0):
-        snapshots.at(back).put(optimizer)
+        snapshots.at(back).put(optimizer, Group())
         fresh = started(method, pin, seed=99)
-        snapshots.at(back).put(fresh)
+        snapshots.at(back).put(fresh, Group())
         for each in (optimizer, fresh):
             each.windows = 7  # rows go on, and with them whose turn it is
             each.step(stream[3], 1e-2, clip=1.0)

@@ -45,7 +45,7 @@ class Bounds:
         """
         parameters = [item for item in parameters if own(item).is_contiguous()]  # others stand for what lies elsewhere
         with torch.no_grad():
-            before = [_sample(item).double() for item in parameters]
+            before = [_sample(item).to(torch.float64, copy=True) for item in parameters]
             slopes = [None if item.grad is None else _sample(item.grad).double() / factor for item in parameters]
         yield
         with torch.no_grad():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from data_contracts.config import TrainConfig
 from data_contracts.records import ModelPin
@@ -19,6 +20,7 @@ from stages.plan.checkpointing import choose_blocks, least_blocks
 from stages.plan.pieces import SPEEDS, Held, Pieces
 from stages.plan.timeline import Timeline
 from stages.plan.trace import Shape, trace_flops, trace_step
+from stages.technique.base import Technique
 
 ROWS = (2, 3)
 """Rows traced; with one, kernels may skip a copy that two need."""
@@ -75,6 +77,7 @@ class Estimator:
     device: str
     _pieces: dict[tuple[Shape, int, bool], Pieces] = field(default_factory=dict)
     _alike: bool | None = None
+    _model: Any = None
 
     def price(self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...] = ()) -> Priced:
         """Return what a step of `accumulation` micro-batches of `micro_batch` rows takes.
@@ -240,6 +243,9 @@ class Estimator:
         more = self.pin.layers - len(trace.block_weights) if self._shallow(shape) else 0
         weights = trace.weights + (more * trace.block_weights[-1] if more else 0)
         moments = trace.moments + (more * trace.block_moments[-1] if more else 0)
+        if type(shape.technique).moment_bytes is not Technique.moment_bytes:
+            self._model = self._model or empty_model(self.pin)
+            moments = shape.technique.moment_bytes(self._model) or moments
         return weights, moments, moments / trace.moments if trace.moments else 1.0
 
 

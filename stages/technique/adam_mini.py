@@ -23,7 +23,7 @@ HEADS = ("q_proj", "k_proj")
 """Names that transformers gives the linear layers of queries and keys."""
 
 
-def head_rows(model: nn.Module) -> dict[nn.Parameter, int]:
+def head_rows(model: nn.Module) -> dict[Tensor, int]:
     """Return how many rows a block of each query's or key's weight has, where they are split into heads."""
     config = plain(model).config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -45,12 +45,12 @@ class AdamMini(HeldAdamW):
         rows: of a block, by parameter; one where not given.
     """
 
-    def __init__(self, params: Iterable[Any], rows: Mapping[nn.Parameter, int], **settings: Any) -> None:
+    def __init__(self, params: Iterable[Any], rows: Mapping[Tensor, int], **settings: Any) -> None:
         super().__init__(params, **settings)
         self._rows = dict(rows)
 
     def _blocks(self, parameter: Tensor) -> int:
-        return parameter.shape[0] // self._rows.get(parameter, 1)  # type: ignore[call-overload]
+        return parameter.shape[0] // self._rows.get(parameter, 1)
 
     def update(self, parameter: nn.Parameter, state: dict[str, Any], group: Mapping[str, Any]) -> None:
         """Move one parameter and its moments."""

@@ -74,6 +74,10 @@ class Technique(Method):
         """Return the row lengths, at most `longest`, whose dearest is the dearest of all."""
         return (longest,)
 
+    def moment_bytes(self, model: PreTrainedModel) -> int | None:
+        """Return the bytes of the moments of `model` at full depth where they are not those of its layers added up."""
+        return None
+
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return one plain model that computes what the trained `model` computes; `model` is used up."""
         raise TypeError(f"{type(self).__name__} defines no merge")

@@ -14,9 +14,7 @@ from stages.meter.flops import FlopCounter
 from stages.plan.estimate import Estimator
 from stages.plan.trace import Shape, trace_flops, trace_step
 from stages.technique.bounds import Bounds
-from stages.train.snapshot import Snapshots
-from stages.workers.group import Group
-from tests.stages.technique.setting import life, pinned, started, technique, windows
+from tests.stages.technique.setting import life, pinned, put_back, started, technique, windows
 
 SETTINGS = [
     {"method": "full"},
@@ -75,26 +73,7 @@ def test_a_life_interrupted_after_any_window_ends_in_the_same_bytes(pin, tmp_pat
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
 def test_an_earlier_state_put_back_into_a_living_optimizer_leaves_nothing_of_what_came_after(pin, tmp_path, settings):
-    method, stream = technique(**settings), windows(7)
-    optimizer, snapshots = started(method, pin), Snapshots(tmp_path, "work")
-    for number, window in enumerate(stream):
-        if number in (0, 2):
-            state = {"position": {"best": None, "guard": {"states": [[0, None, 0]]}}}
-            snapshots.write(number, optimizer, {"rng.cpu.0": torch.get_rng_state()}, state, {})
-        optimizer.step(window, 1e-2, clip=1.0)
-    for back in (2, 0):
-        snapshots.at(back).put(optimizer, Group())
-        fresh = started(method, pin, seed=99)
-        snapshots.at(back).put(fresh, Group())
-        for each in (optimizer, fresh):
-            each.windows = 7  # rows go on, and with them whose turn it is
-            each.step(stream[3], 1e-2, clip=1.0)
-        assert optimizer.plain() == fresh.plain()
-        ours, wanted = optimizer.model.state_dict(), fresh.model.state_dict()
-        assert all(torch.equal(ours[name], value) for name, value in wanted.items())
-        held, others = optimizer.held(), fresh.held()
-        assert set(held) == set(others)
-        assert all(torch.equal(held[name], value) for name, value in others.items())
+    put_back(technique(**settings), pin, tmp_path)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)

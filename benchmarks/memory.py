@@ -127,6 +127,11 @@ def cases(layers: int) -> list[tuple[Shape, int, int, tuple[int, ...]]]:
             (shape_of(name, shards=2), MICRO_BATCH, 2, ()),
             (shape_of(name, shards=2, loss_chunks=8), MICRO_BATCH, 2, every),
         ]
+    for states in ("4bit", "mini"):
+        found += [
+            (shape_of("full", optimizer_states=states), MICRO_BATCH, 2, every),
+            (shape_of("full", optimizer_states=states, update_in_backward=True), WINDOW, 1, every),
+        ]
     return found
 
 

@@ -20,6 +20,7 @@ from stages.plan.checkpointing import choose_blocks, least_blocks
 from stages.plan.pieces import SPEEDS, Held, Pieces
 from stages.plan.timeline import Timeline
 from stages.plan.trace import Shape, trace_flops, trace_step
+from stages.technique.base import Technique
 
 ROWS = (2, 3)
 """Rows traced; with one, kernels may skip a copy that two need."""
@@ -78,6 +79,7 @@ class Estimator:
     host: str | None = None
     _pieces: dict[tuple[Shape, int, bool], Pieces] = field(default_factory=dict)
     _alike: bool | None = None
+    _model: Any = None
 
     def price(self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...] = ()) -> Priced:
         """Return what a step of `accumulation` micro-batches of `micro_batch` rows takes.
@@ -216,25 +218,21 @@ class Estimator:
 
     def _traces(self, shape: Shape, again: bool) -> tuple[Timeline, Timeline]:
         shallow = self._shallow(shape)
-        if shape.optimizer_states == "8bit" and not shape.update_in_backward:  # its passes are those of float32
+        if shape.optimizer_states != "float32" and not shape.update_in_backward:  # its passes are those of float32
             few, more = self._traces(replace(shape, optimizer_states="float32"), again)
             if again:
                 return few, more
             layers = self._depth(shape) if shallow else self.pin.layers
-            own = trace_step(
-                self.pin, replace(shape, loss_chunks=1), self.train, layers=layers, rows=ROWS[0], device=self.device
-            )
+            own = self._trace(replace(shape, loss_chunks=1), layers, ROWS[0])
             return few.with_update(own), more.with_update(own)
         layers = self._depth(shape) + again if shallow else self.pin.layers
         places = tuple(range(layers - 1 if shallow else layers)) if again else ()
 
-        def trace(rows: int) -> Timeline:
-            settings: dict[str, Any] = {"layers": layers, "rows": rows, "device": self.device}
-            if self.host is not None:
-                settings["host"] = self.host
-            return trace_step(self.pin, shape, self.train, **settings, recomputed=places)
+        return self._trace(shape, layers, ROWS[0], places), self._trace(shape, layers, ROWS[1], places)
 
-        return trace(ROWS[0]), trace(ROWS[1])
+    def _trace(self, shape: Shape, layers: int, rows: int, recomputed: tuple[int, ...] = ()) -> Timeline:
+        settings: dict[str, Any] = {"layers": layers, "rows": rows, "device": self.device, "host": self.host or "cpu"}
+        return trace_step(self.pin, shape, self.train, **settings, recomputed=recomputed)
 
     def _cut(self, shape: Shape, micro_batch: int, *, again: bool) -> Pieces:
         key = (shape, micro_batch, again)
@@ -257,7 +255,10 @@ class Estimator:
         more = self.pin.layers - len(trace.block_weights) if self._shallow(shape) else 0
         weights = trace.weights + (more * trace.block_weights[-1] if more else 0)
         moments = trace.moments + (more * trace.block_moments[-1] if more else 0)
-        return weights, moments, moments / trace.moments if trace.moments else 1.0
+        if type(shape.technique).moment_bytes is not Technique.moment_bytes:
+            self._model = self._model or empty_model(self.pin)
+            moments = shape.technique.moment_bytes(self._model) or moments
+        return weights, moments, moments / trace.moments if trace.moments else weights / trace.weights
 
 
 def _layers_alike(pin: ModelPin) -> bool:

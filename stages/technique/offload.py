@@ -7,13 +7,15 @@ device for its own update alone. Where they wait is an argument: main memory bes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.adamw import adamw
+
+from stages.technique.states import HeldAdamW
 
 LEAST_BYTES = 1024
 """A smaller tensor stays: its copy would take longer than it is worth."""
@@ -45,39 +47,24 @@ class Offloading(saved_tensors_hooks):
         return waiting.to(device, copy=True, non_blocking=device.type == "cuda")
 
 
-class HostAdamW(torch.optim.Optimizer):
-    """AdamW whose moments wait on `host`; torch's own update, one tensor at a time.
+class HostAdamW(HeldAdamW):
+    """AdamW whose float32 moments wait on `host`; torch's own update, one tensor at a time, to the bit."""
 
-    A parameter's state holds `step`, `exp_avg` and `exp_avg_sq`.
-    """
-
-    def __init__(
-        self, params: Iterable[Any], *, lr: float, betas: tuple[float, float], eps: float, host: str = "cpu"
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+    def __init__(self, params: Iterable[Any], *, host: str = "cpu", **settings: Any) -> None:
+        super().__init__(params, **settings)
         self.host = torch.device(host)
 
-    def empty_state(self, parameter: Tensor) -> dict[str, Tensor]:
+    def empty_state(self, parameter: Tensor) -> dict[str, Any]:
         """Return the state of a parameter that was never updated."""
-        zero = {name: room(parameter, self.host).zero_() for name in _MOMENTS}
-        return {"step": torch.tensor(0.0)} | zero
+        return {"step": 0} | {name: room(parameter, self.host).zero_() for name in _MOMENTS}
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
-
-    def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
-        if not state:
-            state.update(self.empty_state(parameter))
+    def update(self, parameter: nn.Parameter, state: dict[str, Any], group: Mapping[str, Any]) -> None:
+        """Move one parameter; its moments come near for as long as that takes."""
         near = [torch.empty_like(parameter).copy_(state[name], non_blocking=True) for name in _MOMENTS]
-        beta1, beta2 = group["betas"]
+        taken, (beta1, beta2) = torch.tensor(float(state["step"] - 1)), group["betas"]
+        assert parameter.grad is not None
         adamw(
-            [parameter], [parameter.grad], [near[0]], [near[1]], [], [state["step"]], foreach=False, fused=False,
+            [parameter], [parameter.grad], [near[0]], [near[1]], [], [taken], foreach=False, fused=False,
             amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"],
             eps=group["eps"], maximize=False,
         )  # fmt: skip

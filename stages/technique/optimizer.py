@@ -20,8 +20,8 @@ from stages.meter.flops import FlopModel
 from stages.model.batch import TokenBatch
 from stages.model.checkpoint import FIRST, SECOND
 from stages.technique.attempt import AllReduce
-from stages.technique.offload import HostAdamW
-from stages.technique.states import AdamW8bit, empty_state
+from stages.technique.bounds import Bounds
+from stages.technique.states import HeldAdamW
 from stages.technique.step import (
     Moments,
     States,
@@ -49,6 +49,7 @@ class How(TypedDict, total=False):
     products: RowProducts | None
     in_backward: bool
     host: str | None
+    bounds: Bounds | None
 
 
 class Optimizer(ABC):
@@ -95,7 +96,8 @@ class Optimizer(ABC):
         return self.tensors()
 
     def restore(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `plain`, and `tensors` or `held`, gave; the weights are written afterwards."""
+        """Take over what `plain`, and `tensors` or `held`, gave, in place of whatever state there was; the weights are
+        written afterwards."""
         self.windows, self.updates = int(plain["windows"]), int(plain["updates"])
 
     @abstractmethod
@@ -153,7 +155,11 @@ class Adam(Optimizer):
 
 
 def give(adamw: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], updates: int) -> None:
-    """Give an AdamW its state: bit for bit where `held_states` gave it, else the moments, which `updates` have made."""
+    """Give an AdamW its state: bit for bit where `held_states` gave it, else the moments, which `updates` have made.
+
+    Without updates it has none afterwards.
+    """
+    adamw.state.clear()
     if any(name.startswith("step.") for name in tensors):
         load_states(adamw, model, tensors)
     elif updates:
@@ -164,9 +170,7 @@ def stood(adamw: torch.optim.Optimizer, model: nn.Module) -> dict[str, list[Tens
     """Put zero state into an AdamW, as after an update, and return its tensors by parameter."""
     held = {}
     for name, item in trainable(model).items():
-        state = empty_state(item) if isinstance(adamw, AdamW8bit) else {}
-        if isinstance(adamw, HostAdamW):
-            state = adamw.empty_state(item)
+        state = adamw.empty_state(item) if isinstance(adamw, HeldAdamW) else {}
         for key in () if state else ("exp_avg", "exp_avg_sq"):
             state[key] = torch.zeros_like(item)
         adamw.state[item] = {"step": torch.tensor(1.0)} | state

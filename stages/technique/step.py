@@ -3,7 +3,7 @@
 A window of micro-batches gives the gradient of  sum_d w_d loss_d / sum_d w_d answer_tokens_d  over the whole window and
 all ranks, whatever the micro-batches: sums are accumulated, summed over ranks and divided once. A step whose loss or
 gradient is not finite is not applied. What the rows are and when to step is decided elsewhere, and so are the savings:
-the head in chunks, moments in 8 bits, recomputed blocks, updates inside the backward pass.
+the head in chunks, moments in fewer bits, recomputed blocks, updates inside the backward pass.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +24,20 @@ from stages.model.batch import TokenBatch
 from stages.model.loss import chunk_of, document_losses
 from stages.model.shards import own, placed, sharded
 from stages.technique.accumulate import Gradient, accumulating, updating
+from stages.technique.adam_mini import AdamMini, head_rows
 from stages.technique.attempt import AllReduce, ShortOfMemoryError, generators, noted, restore
+from stages.technique.bounds import Bounds
 from stages.technique.noise import NormPair
 from stages.technique.offload import HostAdamW, Offloading, room
-from stages.technique.states import AdamW8bit, decode, encode
+from stages.technique.states import AdamW8bit, HeldAdamW
+from stages.technique.states_4bit import AdamW4bit
 
 if TYPE_CHECKING:
     from data_contracts.config import TrainConfig
 
 Moments = dict[str, tuple[Tensor, Tensor]]
-States = Literal["float32", "8bit", "host"]
-"""In which the optimizer holds its moments; "host" is float32 in main memory."""
+States = Literal["float32", "8bit", "4bit", "mini", "host"]
+"""In which AdamW holds its moments; "mini" is one second moment a block (Adam-mini), "host" float32 in main memory."""
 
 
 @dataclass(frozen=True)
@@ -83,33 +87,38 @@ def optimizer_for(
     """Return AdamW over what trains; matrices decay by `train.weight_decay`, vectors (norms, biases) do not.
 
     Torch's own, one tensor at a time (neither foreach nor fused): the same bytes on every machine, and no second copy
-    of the state. With `states` of "8bit", `AdamW8bit`; raises `ConfigError` there where bitsandbytes is missing.
+    of the state. Other `states` have their own; raises `ConfigError` for "8bit" where bitsandbytes is missing.
     """
     parameters = list(trainable(model).values())
     split = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    groups, betas = [group for group in split if group["params"]], (train.beta1, train.beta2)
+    groups = [group for group in split if group["params"]]
+    settings: dict[str, Any] = {"lr": learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon}
     if states == "8bit":
-        return AdamW8bit(groups, lr=learning_rate, betas=betas, eps=train.epsilon)
+        return AdamW8bit(groups, **settings)
+    if states == "4bit":
+        return AdamW4bit(groups, **settings)
+    if states == "mini":
+        return AdamMini(groups, head_rows(model), **settings)
     if states == "host":
-        return HostAdamW(groups, lr=learning_rate, betas=betas, eps=train.epsilon)
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=train.epsilon, foreach=False, fused=False)
+        return HostAdamW(groups, **settings)
+    return torch.optim.AdamW(groups, **settings, foreach=False, fused=False)
 
 
 def moments_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Moments:
     """Return (exp_avg, exp_avg_sq) of each trained parameter by name; zeros for one that was never updated.
 
-    Moments held in 8 bits come as float32 copies.
+    Moments held in another form come as float32 copies.
     """
     moments: Moments = {}
     for name, parameter in trainable(model).items():
         state = optimizer.state.get(parameter, {})
         if not state:
             moments[name] = (torch.zeros_like(parameter), torch.zeros_like(parameter))  # two: a file names each once
-        elif isinstance(optimizer, AdamW8bit):
-            moments[name] = decode(optimizer, parameter, state)
+        elif isinstance(optimizer, HeldAdamW):
+            moments[name] = optimizer.decode(parameter, state)
         else:
             moments[name] = (state["exp_avg"], state["exp_avg_sq"])
     return moments
@@ -123,13 +132,13 @@ def load_moments(optimizer: torch.optim.Optimizer, model: nn.Module, moments: Ma
     """
     for name, parameter in trainable(model).items():
         average, square = moments[name]
-        if isinstance(optimizer, AdamW8bit):
-            optimizer.state[parameter] = encode(optimizer, parameter, average, square, updates)
+        if isinstance(optimizer, HeldAdamW):
+            optimizer.state[parameter] = optimizer.encode(parameter, average, square, updates)
             continue
         optimizer.state[parameter] = {
             "step": torch.tensor(float(updates)),
-            "exp_avg": _stand(optimizer, average.to(parameter.dtype), parameter),
-            "exp_avg_sq": _stand(optimizer, square.to(parameter.dtype), parameter),
+            "exp_avg": placed(average.to(parameter.dtype), parameter),
+            "exp_avg_sq": placed(square.to(parameter.dtype), parameter),
         }
 
 
@@ -151,15 +160,12 @@ def load_states(optimizer: torch.optim.Optimizer, model: nn.Module, held: Mappin
     for name, parameter in trainable(model).items():
         for key, value in found.get(name, {}).items():
             counts = key == "step"
-            given = int(value) if counts and isinstance(optimizer, AdamW8bit) else value
-            optimizer.state[parameter][key] = given if counts else _stand(optimizer, value, parameter)
-
-
-def _stand(optimizer: torch.optim.Optimizer, value: Tensor, parameter: Tensor) -> Tensor:
-    """Return state where the optimizer keeps it for `parameter`."""
-    return (
-        room(parameter, optimizer.host).copy_(value) if isinstance(optimizer, HostAdamW) else placed(value, parameter)
-    )
+            if counts:
+                optimizer.state[parameter][key] = int(value) if isinstance(optimizer, HeldAdamW) else value
+            elif isinstance(optimizer, HostAdamW):
+                optimizer.state[parameter][key] = room(parameter, optimizer.host).copy_(value)
+            else:
+                optimizer.state[parameter][key] = placed(value, parameter)
 
 
 def optimizer_step(
@@ -174,6 +180,7 @@ def optimizer_step(
     products: RowProducts | None = None,
     in_backward: bool = False,
     host: str | None = None,
+    bounds: Bounds | None = None,
 ) -> StepResult:
     """Take one step of `optimizer` on this rank's share of a window.
 
@@ -191,6 +198,7 @@ def optimizer_step(
             the gradient's norm, the second updates each parameter as soon as its gradient is there. What comes out is
             the same to the bit, dropout included. Needs a window of one micro-batch on one rank.
         host: device on which activations wait between the passes; None leaves them where they are.
+        bounds: what the window may at most show to be applied; it then measures the update.
 
     Raises `ShortOfMemoryError` where memory ran out before an update, and `ConfigError` for `in_backward` with more
     micro-batches or ranks: their gradients must be added up first.
@@ -234,17 +242,22 @@ def optimizer_step(
         if spread and all_reduce is not None:
             all_reduce([square])
     norm = math.sqrt(square.item()) / tokens if tokens > 0 else math.nan
-    applied = math.isfinite(norm) and math.isfinite(loss_sum)
+    applied = tokens > 0 and (bounds or Bounds()).allow(loss_sum / tokens, norm)
     if applied:
-        factor = min(1.0, clip / (norm + 1e-6)) / tokens
+        clipped = min(1.0, clip / (norm + 1e-6))
+        factor = clipped / tokens
         if before is not None:
             restore(before)
-            with updating(parameters, optimizer, factor):
+            measured = partial(bounds.measured, factor=clipped) if bounds else None
+            with updating(parameters, optimizer, factor, measured):
                 _objective(model, window[0], precision, loss_chunks, host)[0].backward()
         else:
             for parameter, item in zip(parameters, sums, strict=True):
                 parameter.grad = item.mul_(factor)
-            optimizer.step()
+            with bounds.measured(parameters, clipped) if bounds else nullcontext():
+                optimizer.step()
+            if bounds and spread and all_reduce is not None:
+                bounds.add_up(all_reduce)
     optimizer.zero_grad(set_to_none=True)
     pair = (
         NormPair(small / micro, inverse / micro, norm**2, 1 / tokens) if applied and micro >= 2 and not spread else None

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import validators
 
-from data_contracts.config import SLICES, Config, json_schema, load, parse
+from data_contracts.config import SLICES, Config
+from data_contracts.config_file import json_schema, load, parse
 from data_contracts.errors import ConfigError
 
 LEAST: dict[str, Any] = {"model": {"path": "m"}, "data": {"pool": ["a"], "target": ["b"]}}

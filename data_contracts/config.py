@@ -203,6 +203,20 @@ class SelectConfig(Frozen):
         return self
 
 
+class GuardConfig(Frozen):
+    """What training does by itself where a loss, a gradient or an update is far from what is usual."""
+
+    least_rate: float = Field(0.1, ge=0.01, le=1, description="Least factor on the learning rate.")
+    patience: int = Field(2, ge=1, le=100, description="Alarms in a row after which an earlier state is put back.")
+    calm_windows: int = Field(5, ge=1, le=1000, description="Windows without a sign before trouble counts as over.")
+    wait_windows: int = Field(
+        200, ge=1, description="Calm windows before a rate that was cut for good is doubled; twice as many each time."
+    )
+    states: int = Field(
+        2, ge=1, le=20, description="Earlier states kept: the start, then snapshots, one every `snapshot_steps`."
+    )
+
+
 class TrainConfig(Frozen):
     """The optimizer, the schedule and the checkpoints. The plan decides technique and batch."""
 
@@ -228,6 +242,7 @@ class TrainConfig(Frozen):
         description="Note the influence of every visited row on the target (table `example_influence`), along a "
         "direction made at the segment's start, or again at each evaluation; unset does not.",
     )
+    guard: GuardConfig | None = Field(default_factory=GuardConfig, description="Null trains without one.")
     workers: int = Field(0, ge=0, description="Ray Train workers; 0 is in this process.")
 
 

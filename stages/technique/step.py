@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -25,6 +26,7 @@ from stages.model.shards import own, placed, sharded
 from stages.technique.accumulate import Gradient, accumulating, updating
 from stages.technique.adam_mini import AdamMini, head_rows
 from stages.technique.attempt import AllReduce, ShortOfMemoryError, generators, noted, restore
+from stages.technique.bounds import Bounds
 from stages.technique.noise import NormPair
 from stages.technique.states import AdamW8bit, HeldAdamW
 from stages.technique.states_4bit import AdamW4bit
@@ -170,6 +172,7 @@ def optimizer_step(
     loss_chunks: int = 1,
     products: RowProducts | None = None,
     in_backward: bool = False,
+    bounds: Bounds | None = None,
 ) -> StepResult:
     """Take one step of `optimizer` on this rank's share of a window.
 
@@ -186,6 +189,7 @@ def optimizer_step(
         in_backward: hold one parameter's gradient at a time. The window is gone through twice: the first pass measures
             the gradient's norm, the second updates each parameter as soon as its gradient is there. What comes out is
             the same to the bit, dropout included. Needs a window of one micro-batch on one rank.
+        bounds: what the window may at most show to be applied; it then measures the update.
 
     Raises `ShortOfMemoryError` where memory ran out before an update, and `ConfigError` for `in_backward` with more
     micro-batches or ranks: their gradients must be added up first.
@@ -229,17 +233,22 @@ def optimizer_step(
         if spread and all_reduce is not None:
             all_reduce([square])
     norm = math.sqrt(square.item()) / tokens if tokens > 0 else math.nan
-    applied = math.isfinite(norm) and math.isfinite(loss_sum)
+    applied = tokens > 0 and (bounds or Bounds()).allow(loss_sum / tokens, norm)
     if applied:
-        factor = min(1.0, clip / (norm + 1e-6)) / tokens
+        clipped = min(1.0, clip / (norm + 1e-6))
+        factor = clipped / tokens
         if before is not None:
             restore(before)
-            with updating(parameters, optimizer, factor):
+            measured = partial(bounds.measured, factor=clipped) if bounds else None
+            with updating(parameters, optimizer, factor, measured):
                 _objective(model, window[0], precision, loss_chunks)[0].backward()
         else:
             for parameter, item in zip(parameters, sums, strict=True):
                 parameter.grad = item.mul_(factor)
-            optimizer.step()
+            with bounds.measured(parameters, clipped) if bounds else nullcontext():
+                optimizer.step()
+            if bounds and spread and all_reduce is not None:
+                bounds.add_up(all_reduce)
     optimizer.zero_grad(set_to_none=True)
     pair = (
         NormPair(small / micro, inverse / micro, norm**2, 1 / tokens) if applied and micro >= 2 and not spread else None

@@ -155,7 +155,11 @@ class PlanConfig(Frozen):
     window: int = Field(
         8, ge=1, description="Examples an optimizer step, all workers; rounded up to whole micro-batches on each."
     )
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["auto", "any", "float32", "bfloat16"] = Field(
+        "auto",
+        description="auto is the device's own; any also takes the other one and, below adapters, frozen weights in "
+        "four bits, each where nothing before it fits.",
+    )
     packed: bool = Field(False, description="Pack several examples into one row.")
     headroom: float = Field(0.1, ge=0, lt=1, description="Share of the memory budget left free.")
     savings: tuple[Saving, ...] = Field(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -123,7 +123,14 @@ class Way:
 
 
 def search(
-    estimator: Estimates, shapes: Sequence[Shape], plan: PlanConfig, *, window: int, workers: int, limit: int | None
+    estimator: Estimates,
+    shapes: Sequence[Shape],
+    plan: PlanConfig,
+    *,
+    window: int,
+    workers: int,
+    limit: int | None,
+    reserve: Collection[int] = (),
 ) -> tuple[Way, list[Way]]:
     """Return the best way that fits and every way that was priced, best first.
 
@@ -134,6 +141,7 @@ def search(
         window: examples an optimizer step, over all workers.
         workers: Ray Train workers; 0 is this process.
         limit: memory of one worker, bytes; None is unlimited.
+        reserve: places of shapes that are priced only where no way of those before them fits.
 
     Raises `DoesNotFitError` with the least memory that would do where nothing fits: the lowest peak of all ways, over
     all choices of recomputed blocks.
@@ -141,6 +149,8 @@ def search(
     allowed = None if limit is None else int(limit * (1 - plan.headroom))
     ways: list[Way] = []
     for order, shape in enumerate(shapes):
+        if order in reserve and any(way.fits for way in ways):
+            continue
         terms = _Terms(estimator, plan, window, workers, allowed, order)
         plain = list(terms.plain(shape))
         ways += plain
@@ -254,15 +264,20 @@ def micro_batches(wanted: Sequence[int], window: int, workers: int) -> list[int]
     return sorted({size for size in wanted if size <= share} or {min(*wanted, whole)}, reverse=True)
 
 
-def precisions(wanted: str, device: str) -> str:
-    """Return "float32" or "bfloat16". "auto" is bfloat16 where the device multiplies it in hardware, else float32.
+def precisions(wanted: str, device: str) -> list[str]:
+    """Return the precisions to try, in order: "float32" or "bfloat16" as asked for, with "auto" the device's own, which
+    is bfloat16 where it multiplies that in hardware, and with "any" the other one after it.
 
-    bfloat16 means autocast: matmuls in bfloat16, weights, gradients and moments in float32.
+    bfloat16 means autocast: matmuls in bfloat16, weights that train, gradients and moments in float32, and weights that
+    never train below adapters in bfloat16.
     """
-    if wanted != "auto":
-        return wanted
+    if wanted not in ("auto", "any"):
+        return [wanted]
     from stages.meter.machine import accelerators, cpu_has_fast_bfloat16
 
     if device == "cuda":
-        return "bfloat16" if all(float(item["capability"]) >= 8.0 for item in accelerators()) else "float32"
-    return "bfloat16" if cpu_has_fast_bfloat16() else "float32"
+        fast = all(float(item["capability"]) >= 8.0 for item in accelerators())
+    else:
+        fast = cpu_has_fast_bfloat16()
+    both = ["bfloat16", "float32"] if fast else ["float32", "bfloat16"]
+    return both if wanted == "any" else both[:1]

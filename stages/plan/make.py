@@ -64,15 +64,22 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
     techniques = _techniques(config, inputs)
     for technique in techniques:
         check_targets(technique, model)
-    precision = precisions(config.plan.precision, device)
     answers = rows.longest - 1 if config.plan.packed else int(rows.answers.max())
-    shapes = [
-        Shape(technique, precision, rows.longest, max(1, answers), config.plan.packed) for technique in techniques
-    ]
+    anew = config.plan.precision == "any" and inputs.maybe("checkpoint") is None
+    shapes, reserve = list[Shape](), set[int]()
+    for technique in techniques:
+        first = len(shapes)
+        for each in (technique, *filter(None, [technique.in_four_bits() if anew else None])):
+            for precision in precisions(config.plan.precision, device):
+                shapes.append(Shape(each, precision, rows.longest, max(1, answers), config.plan.packed))
+        reserve |= set(range(first + 1, len(shapes)))
     limit = config.budget.peak_bytes
-    estimator = Estimator(pin, config.train, device)
+    estimator = Estimator(pin, config.train, device, host="cpu" if device == "cuda" else None)
     with seeded():
-        chosen, ways = search(estimator, shapes, config.plan, window=window, workers=config.train.workers, limit=limit)
+        workers = config.train.workers
+        chosen, ways = search(
+            estimator, shapes, config.plan, window=window, workers=workers, limit=limit, reserve=reserve
+        )
         flops = estimator.flops(chosen.shape, chosen.recomputed)
         trainable = chosen.shape.technique.trainable_count(model)
         scoring = {} if limit is None else estimator.scoring(chosen.shape, trainable)
@@ -156,6 +163,7 @@ def _plan(
         update_in_backward=inside,
         workers=config.train.workers,
         sharded=shape.shards > 1,
+        offload_activations=shape.offload_activations,
         trainable=trainable,
         peak_bytes=chosen.peak_bytes,
         phases={name: phase.total for name, phase in chosen.phases.items()},

@@ -79,7 +79,7 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
     if limit is None and past.below is not None:
         limit = math.floor((past.below - 1) / (1 - config.plan.headroom))  # what there is was not enough for that
     residual = 0 if limit is None else past.of(limit, config.plan.headroom)
-    estimator = Estimator(pin, config.train, device)
+    estimator = Estimator(pin, config.train, device, host="cpu" if device == "cuda" else None)
     with seeded():
         how: dict[str, Any] = {"window": window, "workers": config.train.workers, "limit": limit, "reserve": reserve}
         try:
@@ -174,6 +174,7 @@ def _plan(
         update_in_backward=inside,
         workers=config.train.workers,
         sharded=shape.shards > 1,
+        offload_activations=shape.offload_activations,
         trainable=trainable,
         peak_bytes=chosen.peak_bytes,
         phases={name: phase.total for name, phase in chosen.phases.items()},

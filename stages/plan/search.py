@@ -1,15 +1,16 @@
 """The search: every compatible way of training, its peak and its speed; what does not fit is out; the rest is ranked.
 
-A way is a technique, a micro-batch and savings: moments in another form, the output head in parts, updates inside the
-backward pass, everything spread over the workers, and which blocks are recomputed. Techniques come in the configured
-order, a better one that fits before any of the next (the prior on quality between techniques is the user's order).
-Within one, ways are ranked by modelled tokens a second times a prior on quality: 1 where losses are what they are
-without the saving, `PRIORS` for moments in another form. Savings are priced only where the fastest plain way of a
-technique does not fit. Which step is priced, and how, is the estimator's.
+A way is a technique, a micro-batch and savings: moments in another form or in main memory, the output head in parts,
+updates inside the backward pass, activations in main memory, everything spread over the workers, and which blocks are
+recomputed. Techniques come in the configured order, a better one that fits before any of the next (the prior on quality
+between techniques is the user's order). Within one, ways are ranked by modelled tokens a second times a prior on
+quality: 1 where losses are what they are without the saving, `PRIORS` for moments in another form. Savings are priced
+only where the fastest plain way of a technique does not fit. Which step is priced, and how, is the estimator's.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,12 +25,13 @@ from stages.technique.step import States
 
 LOSS_CHUNKS = 8
 """Parts of the output head's work; as torchtune's default."""
-PRIORS: dict[States, float] = {"float32": 1.0, "8bit": 0.95, "4bit": 0.85, "mini": 0.95}
+PRIORS: dict[States, float] = {"float32": 1.0, "8bit": 0.95, "4bit": 0.85, "mini": 0.95, "host": 1.0}
 """Worth of a token by the form of the moments. Dettmers et al. 2022 (arXiv 2110.02861, table 1) find no loss with 8
 bits on ten tasks, Zhang et al. 2024 (arXiv 2406.16793) none with Adam-mini: 5 % is asked for what was not among them.
 With 4 bits a small model here takes a sixth more steps to the same loss (`tests/stages/technique/test_savings.py`)."""
 FORMS: dict[States, str] = {
-    "8bit": "moments in 8 bits", "4bit": "moments in 4 bits", "mini": "one second moment a block"
+    "8bit": "moments in 8 bits", "4bit": "moments in 4 bits", "mini": "one second moment a block",
+    "host": "moments in main memory",
 }  # fmt: skip
 LEAST_SHARE = 0.05
 """Savings on moments and gradients are tried where moments are at least this share of the weights."""
@@ -37,6 +39,8 @@ LEAST_SHARE = 0.05
 
 class Estimates(Protocol):
     """What the search asks of an estimator; see `Estimator`."""
+
+    host: str | None
 
     def price(self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...] = ()) -> Priced:
         """Return peak bytes and seconds of a step."""
@@ -105,6 +109,8 @@ class Way:
             found.append("updates inside the backward pass")
         if shape.optimizer_states in FORMS:
             found.append(FORMS[shape.optimizer_states])
+        if shape.offload_activations:
+            found.append("activations in main memory")
         if shape.shards > 1:
             found.append(f"spread over {shape.shards} workers")
         return found
@@ -217,17 +223,20 @@ class _Terms:
         trains_much = phase.moments >= LEAST_SHARE * phase.weights
         chunks = (1, LOSS_CHUNKS) if "chunked_loss" in savings else (1,)
         inside = trains_much and "update_in_backward" in savings and self.workers <= 1
+        apart = self.estimator.host is not None
         small = [form for form in FORMS if trains_much and f"states_{form}" in savings]
+        held: list[States] = ["float32", *(form for form in small if form != "8bit" or has_8bit())]
+        if apart and trains_much and "offload_states" in savings:
+            held.append("host")
+        offloaded = (False, True) if apart and "offload_activations" in savings else (False,)
         yield shape
-        for states in ("float32", *(form for form in small if form != "8bit" or has_8bit())):
-            for parts in chunks:
-                for backward in (False, True) if inside else (False,):
-                    answers = math.ceil(shape.answers / parts) * parts
-                    saved = replace(
-                        shape, optimizer_states=states, loss_chunks=parts, update_in_backward=backward, answers=answers
-                    )
-                    if saved != shape:
-                        yield saved
+        for states, parts, backward, away in itertools.product(held, chunks, (False, True)[: 1 + inside], offloaded):
+            saved = replace(
+                shape, optimizer_states=states, loss_chunks=parts, update_in_backward=backward,
+                offload_activations=away, answers=math.ceil(shape.answers / parts) * parts,
+            )  # fmt: skip
+            if saved != shape:
+                yield saved
         if self.workers > 1 and "shard" in savings:
             for parts in chunks:
                 answers = math.ceil(shape.answers / parts) * parts

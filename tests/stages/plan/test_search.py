@@ -48,6 +48,7 @@ class MadeUp:
     def __init__(self, seed: int) -> None:
         draw = np.random.default_rng(seed)
         self.base = random_pieces(seed, 4, alike=bool(seed % 2))
+        self.host: str | None = None
         self.weights = int(draw.integers(100, 400))
         self.share = {"full": 2.0, "lora": float(draw.choice([0.01, 0.1]))}
         self.share["qlora"] = self.share["lora"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_contracts.cost import Budget
-from data_contracts.errors import BudgetError, ConfigError
+from data_contracts.errors import BudgetError, ConfigError, DoesNotFitError
 from data_contracts.method import resolve
 from data_contracts.records import ModelPin, Plan, Summary
 from stages.meter.flops import FlopModel
@@ -21,6 +21,7 @@ from stages.model.pin import highest_token, read_pin
 from stages.plan.estimate import Estimator
 from stages.plan.page import show
 from stages.plan.report import summary_of, why
+from stages.plan.residual import learnt
 from stages.plan.search import Way, front, precisions, search
 from stages.plan.targets import check_targets
 from stages.plan.trace import Shape, seeded
@@ -74,22 +75,32 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
                 shapes.append(Shape(each, precision, rows.longest, max(1, answers), config.plan.packed))
         reserve |= set(range(first + 1, len(shapes)))
     limit = config.budget.peak_bytes
+    past = learnt(inputs.all("curve"), work.earlier(), device)
+    if limit is None and past.below is not None:
+        limit = math.floor((past.below - 1) / (1 - config.plan.headroom))  # what there is was not enough for that
+    residual = 0 if limit is None else past.of(limit, config.plan.headroom)
     estimator = Estimator(pin, config.train, device, host="cpu" if device == "cuda" else None)
     with seeded():
-        workers = config.train.workers
-        chosen, ways = search(
-            estimator, shapes, config.plan, window=window, workers=workers, limit=limit, reserve=reserve
-        )
+        how: dict[str, Any] = {"window": window, "workers": config.train.workers, "limit": limit, "reserve": reserve}
+        try:
+            chosen, ways = search(estimator, shapes, config.plan, **how, residual=residual)
+        except DoesNotFitError as error:
+            if not residual:
+                raise
+            work.notice(f"earlier segments held {residual:,} bytes more than predicted; {error.found}: planned without")
+            residual = 0
+            chosen, ways = search(estimator, shapes, config.plan, **how)
         flops = estimator.flops(chosen.shape, chosen.recomputed)
         trainable = chosen.shape.technique.trainable_count(model)
         scoring = {} if limit is None else estimator.scoring(chosen.shape, trainable)
     remaining = Budget(flops=config.budget.flops, tokens=config.budget.tokens).minus(work.spent().total)
     plan = _plan(config, chosen, ways, rows, flops, trainable=trainable, scoring=scoring)
+    plan = plan.model_copy(update={"residual_bytes": residual})
     _check_step(plan, chosen, rows, flops, remaining)
     if chosen.peak_bytes > available_bytes() and device == "cpu":
         work.notice(f"the plan needs {chosen.peak_bytes:,} bytes; this machine has {available_bytes():,} left now")
     work.record("plan", plan)
-    summary = summary_of(plan, chosen, ways, pin, pool_rows=rows.pool, noise=noise, remaining=remaining)
+    summary = summary_of(plan, chosen, ways, pin, pool_rows=rows.pool, noise=noise, remaining=remaining, past=past.past)
     show(plan, chosen, ways, inputs.all("curve"), summary, work)
     return summary
 

@@ -131,6 +131,7 @@ def search(
     workers: int,
     limit: int | None,
     reserve: Collection[int] = (),
+    residual: int = 0,
 ) -> tuple[Way, list[Way]]:
     """Return the best way that fits and every way that was priced, best first.
 
@@ -142,11 +143,12 @@ def search(
         workers: Ray Train workers; 0 is this process.
         limit: memory of one worker, bytes; None is unlimited.
         reserve: places of shapes that are priced only where no way of those before them fits.
+        residual: bytes that are held past a prediction.
 
     Raises `DoesNotFitError` with the least memory that would do where nothing fits: the lowest peak of all ways, over
     all choices of recomputed blocks.
     """
-    allowed = None if limit is None else int(limit * (1 - plan.headroom))
+    allowed = None if limit is None else int(limit * (1 - plan.headroom)) - residual
     ways: list[Way] = []
     for order, shape in enumerate(shapes):
         if order in reserve and any(way.fits for way in ways):
@@ -160,7 +162,7 @@ def search(
     chosen = next((way for way in ways if way.fits), None)
     if chosen is None:
         assert limit is not None, "without a limit everything fits"
-        raise _refusal(ways, plan, limit)
+        raise _refusal(ways, plan, limit, residual)
     return chosen, ways
 
 
@@ -241,9 +243,9 @@ class _Terms:
                 yield replace(shape, loss_chunks=parts, answers=answers, shards=self.workers)
 
 
-def _refusal(ways: Sequence[Way], plan: PlanConfig, limit: int) -> DoesNotFitError:
+def _refusal(ways: Sequence[Way], plan: PlanConfig, limit: int, residual: int) -> DoesNotFitError:
     nearest = min(ways, key=lambda way: way.peak_bytes)
-    needed = math.ceil(nearest.peak_bytes / (1 - plan.headroom))
+    needed = math.ceil((nearest.peak_bytes + residual) / (1 - plan.headroom))
     phase = max(nearest.phases, key=lambda name: nearest.phases[name].total)
     return DoesNotFitError(
         f"one way of training fits `budget.peak_bytes` = {limit:,} less {plan.headroom:.0%} headroom",

@@ -156,13 +156,14 @@ class Estimator:
         )
 
     def _lingering(self, shape: Shape) -> int:
-        """Return what gloo's threads give up late: a gathered block and its gradient, as measured by
-        `benchmarks.memory`."""
+        """Return what gloo's threads give up late: a gathered block, and the gradients of one and of what lies outside
+        the blocks. As `benchmarks.memory` has measured it: threads differ from run to run."""
         if shape.shards == 1 or self.device != "cpu":
             return 0
         trace = self._traces(shape, again=False)[0]
         own = zip(trace.block_weights, trace.block_moments, strict=True)
-        return shape.shards * max((weights + moments // 2 for weights, moments in own), default=0)
+        outside = trace.moments - sum(trace.block_moments)
+        return shape.shards * (max((weights + moments // 2 for weights, moments in own), default=0) + outside // 2)
 
     def scoring(self, shape: Shape, trainable: int) -> dict[str, int]:
         """Return the bytes of influence of one row on one target group, by form.
@@ -247,6 +248,7 @@ class Estimator:
                 speed=SPEEDS[self.device],
                 precision=shape.precision,
             )
+            self._pieces[key].gathers = shape.shards > 1
         return self._pieces[key]
 
     def _fixed(self, shape: Shape) -> tuple[int, int, float]:

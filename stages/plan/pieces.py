@@ -112,6 +112,8 @@ class Pieces:
 
     passes: float = 1.0
     """Forward passes that a micro-batch takes."""
+    gathers: bool = False
+    """Whether a block gathers others' weights while it ends, which the last one does not: they are spread."""
 
     def __init__(
         self,
@@ -135,7 +137,11 @@ class Pieces:
         blocks = self._found[again][phase][1]
         if len(blocks) == self.layers or (len(blocks) > 2 and place == self.layers - 1 and not again):
             return blocks[place - self.layers]
-        return blocks[min(place, max(1, len(blocks) - 2))]
+        found = blocks[min(place, max(1, len(blocks) - 2))]
+        if self.gathers and again and place == self.layers - 1:  # it was traced before another, which it gathers
+            *_, before, last = self._found[False][phase][1]
+            return replace(found, delta=found.delta + last.delta - before.delta)
+        return found
 
     def before(self, phase: str, first_again: bool) -> Piece:
         """Return the piece before the first block (in a backward pass: after it), by the first block's choice."""

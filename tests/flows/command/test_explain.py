@@ -32,7 +32,10 @@ def test_an_arm_too_dear_and_a_budget_too_small_are_named(tmp_path, shared):
     assert found["influence"][3] == "left out: its price is above 50%"
     assert found["influence"][4:] == ("never", "x 1.50", "x 1.11")
     few = rows(tmp_path / "b", shared, 1000, pool_rows=10)
-    assert few["bm25"][3] == "no: probes of 4 steps take more than 20%"
+    assert (
+        few["bm25"][3]
+        == "no: 2 probes of 4 step(s) take 3.2e+03 FLOPs with their evaluations, more than 20% of the 1e+03"
+    )
 
 
 def test_a_store_without_a_race_has_no_weighing(tmp_path, shared):

@@ -66,7 +66,7 @@ def contest(
     if sure and not (probe and any(arm.passes for arm in standing)):
         best = max(sure, key=lambda arm: told[arm.name].moved)
         out.pop(best.name, None)
-        return Contest((best,), 0.0, said(told[best.name]), out)
+        return Contest((best,), 0.0, "the rows it takes are surely of the target's kind", out)
     if not probe:
         return Contest((first,), 0.0, _untold(standing, plan, limit, auto, least), out)
     return Contest(tuple(standing), probe, "", out)
@@ -152,8 +152,7 @@ def left_out(
     `least` are the FLOPs of the shortest probe that tells something, `likeness` is what words tell; where known.
     """
     if moves_enough(likeness) is False:
-        assert likeness is not None
-        return said(likeness)
+        return "too few of the rows it takes are of the target's kind"
     if expected_price(arm, plan) > auto.most_price * limit:
         return f"its price is above {auto.most_price:.0%}"
     one_pass = plan.pass_flops * share_of(arm, plan, limit) * (auto.sample if arm.passes else 1.0)

@@ -16,7 +16,7 @@ from data_contracts.config import ArmConfig, Config, SelectConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.errors import BudgetError, ConfigError, InputError, MethodError
 from data_contracts.records import Decision, Likeness, Plan, Ref, Result, Weighing
-from flows.arms import PROBE_VISITS, chooses, contest, expected_price, least_probe, sections, share_of, spendable
+from flows.arms import PROBE_VISITS, chooses, contest, expected_price, least_probe, said, sections, share_of, spendable
 from flows.mixing import mixed
 
 R = TypeVar("R", bound=Frozen)
@@ -91,6 +91,8 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     least = least_probe(decision, auto.least_steps, run.config.train.evaluations)
     told = likenesses(run, auto.arms, plan, limit, shared)
     held = contest(auto.arms, plan, limit, auto, least, told)
+    for name, likeness in told.items():
+        run.notice(f"{name}, by words alone: {said(likeness)}")
     for name, why in held.left_out.items():
         run.notice(f"the arm {name} is not tried: {why}")
     first, *others = held.arms

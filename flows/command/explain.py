@@ -103,7 +103,7 @@ def prices_table(plan: Plan, workspace: Workspace, pool_rows: int, told: Mapping
                 arm.name,
                 price,
                 f"{price / budget:.1%}",
-                _standing(arm.name, held),
+                _standing(arm.name, held, auto.arms[0].name),
                 *("never" if need is None else f"x {need:.2f}" for need in needs),
             )
         )
@@ -112,12 +112,15 @@ def prices_table(plan: Plan, workspace: Workspace, pool_rows: int, told: Mapping
     return Table(title="What choosing must gain", columns=columns, rows=tuple(rows))
 
 
-def _standing(name: str, held: Contest) -> str:
+def _standing(name: str, held: Contest, first: str) -> str:
+    used = held.arms[0].name
     if name in held.left_out:
         return f"left out: {held.left_out[name]}"
-    if len(held.arms) == 1:
-        return "used untried" if name == held.arms[0].name else f"no: {held.why}"
-    return "the arm to beat" if name == held.arms[0].name else "tried"
+    if len(held.arms) > 1:
+        return "the arm to beat" if name == used else "tried"
+    if name == used:
+        return "used untried"
+    return f"no: {held.why}" if used == first else f"no: {used} is used"
 
 
 def last_weighing(workspace: Workspace) -> tuple[str, Summary] | None:

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from rich.text import Text
 
-from data_contracts.config import ARMS, parse
+from data_contracts.config import ARMS
+from data_contracts.config_file import parse
 from data_contracts.cost import Frozen
 from data_contracts.records import Likeness, Origin, Plan, Ref, Result, Summary, Table
 from data_contracts.store import Store

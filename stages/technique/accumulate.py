@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from stages.model.shards import own
+
 
 class Gradient:
     """Running gradient sums. Each micro-batch's gradient is measured and added one parameter at a time, as backward
@@ -25,7 +27,7 @@ class Gradient:
         if fresh is None:
             return
         parameter.grad = None
-        norm = torch.linalg.vector_norm(fresh).double()
+        norm = torch.linalg.vector_norm(own(fresh)).double()
         self.micro_square = self.micro_square + norm.square()
         if not self._keep:
             self._norms[parameter] = norm

@@ -20,7 +20,7 @@ from stages.meter.flops import FlopModel
 from stages.model.batch import TokenBatch
 from stages.model.checkpoint import FIRST, SECOND
 from stages.technique.attempt import AllReduce
-from stages.technique.states import AdamW8bit, empty_state
+from stages.technique.states import HeldAdamW
 from stages.technique.step import (
     Moments,
     States,
@@ -109,6 +109,10 @@ class Optimizer(ABC):
             self._priced = FlopModel.trace(self.model, train=True)
         return self._priced
 
+    def priced_as(self, passes: FlopModel) -> None:
+        """Take the operations of a window from elsewhere: a model that is spread over ranks cannot be traced by one."""
+        self._priced = passes
+
     def cycle(self) -> Sequence[int]:
         """Return windows whose mean price is that of a long training."""
         return (0,)
@@ -158,7 +162,7 @@ def stood(adamw: torch.optim.Optimizer, model: nn.Module) -> dict[str, list[Tens
     """Put zero state into an AdamW, as after an update, and return its tensors by parameter."""
     held = {}
     for name, item in trainable(model).items():
-        state = empty_state(item) if isinstance(adamw, AdamW8bit) else {}
+        state = adamw.empty_state(item) if isinstance(adamw, HeldAdamW) else {}
         for key in () if state else ("exp_avg", "exp_avg_sq"):
             state[key] = torch.zeros_like(item)
         adamw.state[item] = {"step": torch.tensor(1.0)} | state

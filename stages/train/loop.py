@@ -163,6 +163,8 @@ class _Segment:
         window, layout = windows.layout(self.at.step)
         mine = layout[group.rank :: group.size]
         batches = [self.examples.batch(window, micro, plan.packed).to(group.device) for micro in mine]
+        if plan.sharded and len(mine) * group.size < len(layout):  # all pass or none can
+            batches.append(self.examples.batch(window, layout[0], plan.packed).to(group.device).weightless())
         result = self.optimizer.step(
             batches,
             self.schedule.at(self.at.step, self.start.run_step + self.at.step)[0],
@@ -173,7 +175,7 @@ class _Segment:
             products=self.influence.products if self.influence is not None else None,
             in_backward=plan.update_in_backward,
         )
-        return window, mine, result
+        return window, mine, result.of(sum(len(micro.places) for micro in mine))
 
     def _evaluate(self) -> Loss:
         began, at = time.perf_counter(), self.at
@@ -202,7 +204,7 @@ class _Segment:
         """Make this evaluation's weights and optimizer the segment's best."""
         at, run_step = self.at, self.start.run_step + self.at.step
         at.best = stated(run_step, loss)
-        if self.first:
+        if self.first or self.job.plan.sharded:
             trainer = {
                 "technique": self.start.technique,
                 "step": run_step,
@@ -215,7 +217,7 @@ class _Segment:
                 "schedule": {**self.schedule.state(), "step": at.step, "steps": at.steps},
                 "validation": at.best,
             }
-            self.best.write(run_step, self.model, self.optimizer, trainer)
+            self.best.write(run_step, self.model, self.optimizer, trainer, first=self.first)
 
     def _ask(self) -> None:
         """Let the policy end the segment or begin its decay; rank 0 asks, all do."""
@@ -249,10 +251,12 @@ class _Segment:
         return {"position": asdict(self.at), "planned": self.planned, "chunks": chunks}
 
     def _snapshot(self) -> None:
-        rng = generator_states(self.group)
-        if self.first:
+        rng, spread = generator_states(self.group), self.group if self.job.plan.sharded else None
+        if self.first or spread:
             direction = self.influence.direction if self.influence is not None else {}
-            self.snapshots.write(self.at.step, self.optimizer, rng, self._state(), direction)
+            state = self._state() if self.first else {}
+            self.snapshots.write(self.at.step, self.optimizer, rng, state, direction, spread)
+        if self.first:
             self.best.keep(self.snapshots.best_steps() | ({self.at.best["step"]} if self.at.best else set()))
 
     def _finish(self) -> None:

@@ -32,6 +32,9 @@ SETTINGS = [
     {"method": "lisa", "layers": 1, "block_steps": 2},
     {"method": "galore", "rank": 4, "gap": 3},
     {"method": "apollo", "rank": 2, "gap": 3},
+    {"method": "qa_lora", "r": 2, "group_size": 8},
+    {"method": "peqa"},
+    {"method": "dqt", "bits": 3, "group_size": 8},
 ]
 DEEP = [
     {"method": "badam"},

@@ -131,7 +131,15 @@ class BeginConfig(Frozen):
 
 
 Saving = Literal[
-    "recompute", "chunked_loss", "update_in_backward", "states_8bit", "states_4bit", "states_mini", "shard"
+    "recompute",
+    "chunked_loss",
+    "update_in_backward",
+    "states_8bit",
+    "states_4bit",
+    "states_mini",
+    "shard",
+    "offload_states",
+    "offload_activations",
 ]
 
 
@@ -147,13 +155,26 @@ class PlanConfig(Frozen):
     window: int = Field(
         8, ge=1, description="Examples an optimizer step, all workers; rounded up to whole micro-batches on each."
     )
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["auto", "any", "float32", "bfloat16"] = Field(
+        "auto",
+        description="auto is the device's own; any also takes the other one and, below adapters, frozen weights in "
+        "four bits, each where nothing before it fits.",
+    )
     packed: bool = Field(False, description="Pack several examples into one row.")
     headroom: float = Field(0.1, ge=0, lt=1, description="Share of the memory budget left free.")
     savings: tuple[Saving, ...] = Field(
-        ("recompute", "chunked_loss", "update_in_backward", "states_8bit", "shard"),
+        (
+            "recompute",
+            "chunked_loss",
+            "update_in_backward",
+            "states_8bit",
+            "shard",
+            "offload_states",
+            "offload_activations",
+        ),
         description="What may be used where memory is short (docs/memory.md); `states_8bit` asks for bitsandbytes, "
-        "`shard` for several workers; `states_4bit` and `states_mini` are used only where they are named.",
+        "`shard` for several workers, what is offloaded for an accelerator; `states_4bit` and `states_mini` are used "
+        "only where they are named.",
     )
 
 
@@ -199,6 +220,20 @@ class SelectConfig(Frozen):
         return self
 
 
+class GuardConfig(Frozen):
+    """What training does by itself where a loss, a gradient or an update is far from what is usual."""
+
+    least_rate: float = Field(0.1, ge=0.01, le=1, description="Least factor on the learning rate.")
+    patience: int = Field(2, ge=1, le=100, description="Alarms in a row after which an earlier state is put back.")
+    calm_windows: int = Field(5, ge=1, le=1000, description="Windows without a sign before trouble counts as over.")
+    wait_windows: int = Field(
+        200, ge=1, description="Calm windows before a rate that was cut for good is doubled; twice as many each time."
+    )
+    states: int = Field(
+        2, ge=1, le=20, description="Earlier states kept: the start, then snapshots, one every `snapshot_steps`."
+    )
+
+
 class TrainConfig(Frozen):
     """The optimizer, the schedule and the checkpoints. The plan decides technique and batch."""
 
@@ -224,6 +259,7 @@ class TrainConfig(Frozen):
         description="Note the influence of every visited row on the target (table `example_influence`), along a "
         "direction made at the segment's start, or again at each evaluation; unset does not.",
     )
+    guard: GuardConfig | None = Field(default_factory=GuardConfig, description="Null trains without one.")
     workers: int = Field(0, ge=0, description="Ray Train workers; 0 is in this process.")
 
 

@@ -214,6 +214,7 @@ class RiskAdam(Adam):
             self._put(plain["forms"])
         else:
             named = trainable(self.model)
+            self.chosen, self.forms.form = [], dict.fromkeys(self.forms.form, CHEAPEST)
             self.forms.samples = {
                 named[name.removeprefix(PROBE)]: list(value.to(named[name.removeprefix(PROBE)].device).unbind())
                 for name, value in tensors.items()

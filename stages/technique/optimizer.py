@@ -20,6 +20,7 @@ from stages.meter.flops import FlopModel
 from stages.model.batch import TokenBatch
 from stages.model.checkpoint import FIRST, SECOND
 from stages.technique.attempt import AllReduce
+from stages.technique.bounds import Bounds
 from stages.technique.states import HeldAdamW
 from stages.technique.step import (
     Moments,
@@ -47,6 +48,8 @@ class How(TypedDict, total=False):
     loss_chunks: int
     products: RowProducts | None
     in_backward: bool
+    host: str | None
+    bounds: Bounds | None
 
 
 class Optimizer(ABC):
@@ -93,7 +96,8 @@ class Optimizer(ABC):
         return self.tensors()
 
     def restore(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `plain`, and `tensors` or `held`, gave; the weights are written afterwards."""
+        """Take over what `plain`, and `tensors` or `held`, gave, in place of whatever state there was; the weights are
+        written afterwards."""
         self.windows, self.updates = int(plain["windows"]), int(plain["updates"])
 
     @abstractmethod
@@ -151,7 +155,11 @@ class Adam(Optimizer):
 
 
 def give(adamw: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], updates: int) -> None:
-    """Give an AdamW its state: bit for bit where `held_states` gave it, else the moments, which `updates` have made."""
+    """Give an AdamW its state: bit for bit where `held_states` gave it, else the moments, which `updates` have made.
+
+    Without updates it has none afterwards.
+    """
+    adamw.state.clear()
     if any(name.startswith("step.") for name in tensors):
         load_states(adamw, model, tensors)
     elif updates:

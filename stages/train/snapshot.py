@@ -2,8 +2,8 @@
 
 A snapshot is a folder with `state.json` (position, schedule, best evaluation, counters) and `tensors.safetensors`
 (moved weights, the optimizer's state, every rank's generator states, influence's direction). Where weights are spread
-over ranks, every rank adds a file of its own parts. It is complete or absent by rename; the last two are kept. A
-snapshot of other work, or one that cannot be read, is passed over.
+over ranks, every rank adds a file of its own parts. It is complete or absent by rename. The last two are kept, and
+those that their guard may still go back to. A snapshot of other work, or one that cannot be read, is passed over.
 """
 
 from __future__ import annotations
@@ -48,6 +48,14 @@ class Snapshot:
 
     def restore(self, optimizer: Optimizer, group: Group) -> None:
         """Put the optimizer, the weights that it moves and this rank's generator states back."""
+        self.put(optimizer, group)
+        with safe_open(self.folder / TENSORS, framework="pt") as stored:
+            torch.set_rng_state(stored.get_tensor(f"rng.cpu.{group.rank}"))
+            if torch.device(group.device).type == "cuda":
+                torch.cuda.set_rng_state(stored.get_tensor(f"rng.cuda.{group.rank}"), group.device)
+
+    def put(self, optimizer: Optimizer, group: Group) -> None:
+        """Put the optimizer and the weights that it moves back."""
         part = self.folder / part_of(group.rank if self.state.get("parts", 1) > 1 else 0)
         with safe_open(part, framework="pt") as stored, torch.no_grad():
             names = [name for name in stored.keys() if name.startswith(OPTIMIZER)]  # noqa: SIM118 - no mapping
@@ -55,10 +63,6 @@ class Snapshot:
             optimizer.restore(self.state["optimizer"], state)
             for name, weight in optimizer.weights().items():
                 own(weight).copy_(stored.get_tensor(f"param.{name}"))
-        with safe_open(self.folder / TENSORS, framework="pt") as stored:
-            torch.set_rng_state(stored.get_tensor(f"rng.cpu.{group.rank}"))
-            if torch.device(group.device).type == "cuda":
-                torch.cuda.set_rng_state(stored.get_tensor(f"rng.cuda.{group.rank}"), group.device)
 
     def direction(self) -> dict[str, Tensor]:
         """Return the direction of influence by parameter name; empty where none had been made."""
@@ -92,6 +96,11 @@ class Snapshots:
                 return Snapshot(folder, state)
         return None
 
+    def at(self, step: int) -> Snapshot:
+        """Return the snapshot of a step that is kept."""
+        folder = self._home / f"{step:09d}"
+        return Snapshot(folder, json.loads((folder / STATE).read_text(encoding="utf-8")))
+
     def write(
         self,
         step: int,
@@ -101,7 +110,7 @@ class Snapshots:
         direction: Mapping[str, Tensor],
         spread: Group | None = None,
     ) -> None:
-        """Write the snapshot of `step` whole, then drop all but the newest `KEPT`.
+        """Write the snapshot of `step` whole, then drop those that are not kept.
 
         For rank 0; for every rank of the group `spread` where weights are spread over it.
         """
@@ -130,19 +139,23 @@ class Snapshots:
         shutil.rmtree(final, ignore_errors=True)
         os.replace(scratch, final)
         _sync(self._home)
+        named = {state for place in self._positions()[-KEPT:] for state, *_ in place["guard"].get("states", ())}
         for old in self._complete()[:-KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
+            if int(old.name) not in named:
+                shutil.rmtree(old, ignore_errors=True)
 
     def best_steps(self) -> set[int]:
         """Return the steps whose best checkpoints the kept snapshots still refer to."""
-        found = set()
+        return {int(place["best"]["step"]) for place in self._positions() if place["best"]}
+
+    def _positions(self) -> list[dict[str, Any]]:
+        """Return the positions of the snapshots that can be read, oldest first."""
+        found = []
         for folder in self._complete():
             try:
-                best = json.loads((folder / STATE).read_text(encoding="utf-8"))["position"]["best"]
+                found.append(json.loads((folder / STATE).read_text(encoding="utf-8"))["position"])
             except (OSError, ValueError, KeyError):
                 continue  # `latest` passes over it too
-            if best:
-                found.add(int(best["step"]))
         return found
 
     def _complete(self) -> list[Path]:

@@ -40,6 +40,8 @@ class Start:
     run_tokens: int
     validation: dict[str, Any] | None
     """The evaluation of the checkpoint started from: step, loss, se."""
+    guard: dict[str, Any]
+    """The guard's state at a segment's start; what it knew of the last one's losses is left out."""
 
 
 def prepare(job: Job, device: str) -> Start:
@@ -82,13 +84,20 @@ def prepare(job: Job, device: str) -> Start:
         optimizer.restore(trainer["optimizer"], found.state | named_moments(found.moments))
     step = int(trainer.get("run_step", trainer.get("step", 0)))
     schedule = Schedule(peak, job.train.warmup_steps, job.train.decay)
-    return Start(model, optimizer, settings, schedule, step, int(trainer.get("tokens", 0)), trainer.get("validation"))
+    guard = trainer.get("guard", {}) if job.train.guard else {}
+    tokens, validation = int(trainer.get("tokens", 0)), trainer.get("validation")
+    return Start(model, optimizer, settings, schedule, step, tokens, validation, guard)
 
 
 def _refuse_sharding(job: Job, technique: Technique) -> None:
     """Raise `ConfigError` where a plan spreads over workers what cannot be."""
-    apart = {"influence in training": job.train.influence, "8-bit moments": job.plan.optimizer_states == "8bit",
-             type(technique).name(): "shard" not in technique.savings, "one worker": job.plan.workers < 2}  # fmt: skip
+    apart = {
+        "influence in training": job.train.influence,
+        f"moments in {job.plan.optimizer_states}": job.plan.optimizer_states != "float32",
+        "activations in main memory": job.plan.offload_activations,
+        type(technique).name(): "shard" not in technique.savings,
+        "one worker": job.plan.workers < 2,
+    }
     if wrong := [name for name, found in apart.items() if found]:
         raise ConfigError(
             "weights, gradients and moments are spread over two workers or more, by `full` or `lora` in float32",

@@ -31,7 +31,9 @@ PLAN = Plan(
 
 
 def row(item):
-    return {**item, "epoch": 1.0, "gradient_norm": None, "gradient_noise": None, "learning_rate": 1e-3}
+    unknown = dict.fromkeys(("gradient_norm", "gradient_noise", "update_ratio", "promised_loss"))
+    guard = {"guard": "off", "guard_scale": 1.0, "guard_action": ""}
+    return {**item, **unknown, **guard, "epoch": 1.0, "learning_rate": 1e-3}
 
 
 def ledger(**flops):

@@ -128,13 +128,14 @@ def test_measured_gradient_noise_moves_the_window_within_bounds(
     inputs: dict[str, Artifact], planned: Planned, tmp_path: Path, noise: float | None, window: int
 ) -> None:
     """A pool row has (5 + 32 + 10 + 15) / 4 = 15.5 answer tokens in the mean."""
+    guard = {"guard": ["off"], "guard_scale": [1.0], "guard_action": [""]}
     work = LocalWork(tmp_path / "c", {"curve": "curve"})
     empty: dict[str, list[Any]] = {name: [None] for name in CURVE.schema.names}
     row = {**empty, "step": [1], "phase": ["warmup"], "epoch": [1.0], "tokens": [1], "flops": [1]}
     write_table(
         work._place("curve") / "data.arrow",
         CURVE.schema,
-        {**row, "gradient_noise": [noise], "learning_rate": [1e-4]},
+        {**row, "gradient_noise": [noise], "learning_rate": [1e-4], **guard},
     )
     plan, _, _ = planned({"plan": FULL}, {**inputs, "curve": [work.artifact("curve")]})
     assert abs(plan.micro_batch * plan.accumulation - window) <= plan.micro_batch
@@ -208,3 +209,20 @@ def test_influence_in_training_is_refused_with_a_technique_that_cannot_give_it_b
     parse_slice(STAGE, {**settings, "plan": {"techniques": [{"method": "full"}, {"method": "qlora"}]}})
     with pytest.raises(ConfigError, match="badam is another"):
         parse_slice(STAGE, {**settings, "plan": {"techniques": [{"method": "lora"}, {"method": "badam"}]}})
+
+
+@pytest.mark.shared
+def test_any_precision_takes_the_other_one_and_then_frozen_weights_in_four_bits_where_nothing_before_fits(
+    inputs: dict[str, Artifact], planned: Planned
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    plan = {"headroom": 0, "precision": "any", "techniques": [{"method": "lora", "r": 4}], "savings": []}
+    free = planned({"plan": plan}, inputs)[0]
+    assert {item["precision"] for item in free.considered} == {free.precision}
+    with pytest.raises(DoesNotFitError) as caught:
+        planned({"plan": plan, "budget": {"peak_bytes": 1}}, inputs)
+    least = planned({"plan": plan, "budget": {"peak_bytes": caught.value.needed_bytes}}, inputs)[0]
+    ways = {(item["technique"], item["precision"]) for item in least.considered}
+    assert {("lora", "float32"), ("lora", "bfloat16"), ("qlora", least.precision)} <= ways
+    assert (least.technique["method"], least.technique["r"]) == ("qlora", 4)
+    assert not any(item["fits"] for item in least.considered if item["technique"] == "lora")

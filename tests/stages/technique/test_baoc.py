@@ -18,7 +18,7 @@ from stages.technique.assign import assign
 from stages.technique.mixed_states import FormsAdamW
 from stages.technique.states import has_8bit
 from stages.technique.step import trainable
-from tests.stages.technique.setting import life, pinned, started, technique, windows
+from tests.stages.technique.setting import life, pinned, put_back, started, technique, windows
 
 SETTINGS = {"method": "baoc", "state_share": 0.7, "probe_steps": 2}
 
@@ -118,6 +118,10 @@ def test_a_life_interrupted_in_or_after_the_probe_ends_in_the_same_bytes(pin, tm
         for one, other in ((whole.weights(), again.weights()), (whole.held(), again.held())):
             assert set(one) == set(other)
             assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_state_from_before_the_assignment_is_put_back(pin, tmp_path):
+    put_back(technique(**SETTINGS), pin, tmp_path)
 
 
 def test_a_plan_counts_the_whole_budget_and_a_share_that_is_too_small_is_refused(pin):

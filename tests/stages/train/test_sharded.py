@@ -160,7 +160,7 @@ def test_each_of_two_ranks_holds_half_of_weights_and_moments(tmp_path):
         ("badam", {}, "badam"),
         ("qlora", {}, "qlora"),
         ("full", {"workers": 1}, "one worker"),
-        ("full", {"optimizer_states": "8bit"}, "8-bit"),
+        ("full", {"optimizer_states": "8bit"}, "moments in 8bit"),
         ("lora", {"influence": "segment"}, "influence"),
     ],
 )

@@ -23,8 +23,8 @@ INTERVAL = (0.1, 0.9)
 WORTH_CHOOSING = 0.1
 """Of a pool: the share that is taken to be like the target where nothing else is known."""
 WORTH_MOVING = 0.2
-"""Of all visits: so many must go to rows of the target's kind instead of others for a choice to pay. Development pools
-lay apart: at 0.12 and below where choosing does not pay, at 0.38 and above where it does (docs/selection.md)."""
+"""Of all visits: so many must go to rows of the target's kind instead of others for a choice to be used untried. Set
+between development pools that hold rows of the kind (0.38 and above) and pools split by task (0.12 and below)."""
 
 
 @dataclass(frozen=True)

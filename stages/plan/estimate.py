@@ -156,14 +156,13 @@ class Estimator:
         )
 
     def _lingering(self, shape: Shape) -> int:
-        """Return what gloo's threads give up late: a gathered block, and the gradients of one and of what lies outside
-        the blocks. As `benchmarks.memory` has measured it: threads differ from run to run."""
+        """Return what gloo's threads give up late: a gathered block and its gradient, as `benchmarks.memory` has
+        measured it. Threads differ from run to run."""
         if shape.shards == 1 or self.device != "cpu":
             return 0
         trace = self._traces(shape, again=False)[0]
         own = zip(trace.block_weights, trace.block_moments, strict=True)
-        outside = trace.moments - sum(trace.block_moments)
-        return shape.shards * (max((weights + moments // 2 for weights, moments in own), default=0) + outside // 2)
+        return shape.shards * max((weights + moments // 2 for weights, moments in own), default=0)
 
     def scoring(self, shape: Shape, trainable: int) -> dict[str, int]:
         """Return the bytes of influence of one row on one target group, by form.

@@ -31,7 +31,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--containers", action="store_true", help="also build and run images (minutes, 4 GB of disk)")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Return, for `-n auto`, one process more than cores: a quarter of the time tests wait for servers to act."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)  # files that take long begin first, so that none ends last
     if not config.getoption("--containers"):
         skip = pytest.mark.skip(reason="builds images, for minutes: `python -m pytest tests/containers --containers`")
         for item in items:

@@ -1,4 +1,4 @@
-"""Directions of the zeroth-order techniques: dense Gaussians, and products of two thin Gaussians a matrix."""
+"""Directions of the zeroth-order techniques: dense Gaussians, products of two thin ones, and those of a subspace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Gaussian(ZerothOrder):
         weight.add_(drawn(weight.shape, weight, self.seed, self.windows, name), alpha=by)
 
 
-class LowRank(ZerothOrder):
+class LowRank(Gaussian):
     """z = U Vᵀ / √r for a matrix, U drawn each window and V kept for some; vectors as `Gaussian`.
 
     Perturbation and update ask for the same U and V of the window, also where V is new: drawing V anew in one of the
@@ -65,15 +65,14 @@ class LowRank(ZerothOrder):
     def moved(self, name: str, weight: Tensor, by: float) -> Tensor:
         """Return weight + by · z."""
         if weight.ndim != 2:
-            return drawn(weight.shape, weight, self.seed, self.windows, name).mul_(by).add_(weight)
+            return super().moved(name, weight, by)
         left_mr, right_nr = self.factors(name, weight)
         return torch.addmm(weight, left_mr, right_nr.T, alpha=by / math.sqrt(right_nr.shape[1]))
 
     def move(self, name: str, weight: Tensor, by: float) -> None:
         """Add by · z; with momentum, the running mean of by · U takes U's place."""
         if weight.ndim != 2:
-            weight.add_(drawn(weight.shape, weight, self.seed, self.windows, name), alpha=by)
-            return
+            return super().move(name, weight, by)
         left_mr, right_nr = self.factors(name, weight)
         if self.momentum:
             mean_mr = self._momenta.setdefault(name, torch.zeros_like(left_mr))
@@ -127,3 +126,37 @@ class LowRank(ZerothOrder):
                 if item.ndim == 2
             }
         return {name: [value] for name, value in self._momenta.items()}
+
+
+class Subspace(LowRank):
+    """z = √(m n) / r · U Z Vᵀ for a matrix, U and V orthonormal and kept for some windows, Z Gaussian of r × r.
+
+    The subspace is the QR factor of Gaussians that a seed draws again: nothing is kept. `interval` is U's and V's.
+    """
+
+    def __init__(
+        self, model: nn.Module, train: TrainConfig, epsilon: float, seed: int, *, rank: int, interval: int
+    ) -> None:
+        super().__init__(model, train, epsilon, seed, rank=rank, interval=interval, momentum=0.0)
+
+    def factors(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return √(m n / r) · U Z and V of this window: their product over √r is z."""
+        rank, interval = min(self.rank, *weight.shape), self.windows // self.interval
+        left_mr = orthonormal(drawn((weight.shape[0], rank), weight, self.seed, interval, "U", name))
+        inner_rr = drawn((rank, rank), weight, self.seed, self.windows, "Z", name)
+        return left_mr @ inner_rr.mul_(math.sqrt(weight.numel() / rank)), self.kept_factor(name, weight, interval)
+
+    def kept_factor(self, name: str, weight: Tensor, interval: int) -> Tensor:
+        """Return V of interval number `interval`."""
+        return orthonormal(super().kept_factor(name, weight, interval))
+
+    def thin_flops(self, weight: Tensor) -> int:
+        """Return the operations of U Z Vᵀ; those of two thin QR factors are not counted."""
+        rank = min(self.rank, *weight.shape)
+        return super().thin_flops(weight) + (2 * weight.shape[0] * rank**2 if weight.ndim == 2 else 0)
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """Return an orthonormal basis of the columns, in their dtype."""
+    exact = columns if columns.dtype == torch.float64 else columns.float()
+    return torch.linalg.qr(exact).Q.to(columns.dtype)

@@ -2,14 +2,13 @@
 
 The layer at hand stands in float32; leaving it packs it again with stochastic rounding. A window moves it by AdamW on
 g₁, from backward passes, and by −lr·α·g₀·z: g₀ is the slope along a Gaussian direction z of its own weights (see
-`zeroth.py`). Both are means over answer tokens and clipped. Rows longer than `long_tokens` take part in g₀ alone, so
-that no activations are kept for them; without it every row takes part in both. g₀ z stays out of AdamW's moments: where
+`zeroth.py`); which rows give which of the two is `mixed.py`'s. g₀ z stays out of AdamW's moments: where
 it came alone they would stretch its noise to whole steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,8 +21,9 @@ from stages.model.batch import TokenBatch
 from stages.model.packed import Bits, PackedLinear, linears
 from stages.technique.blocks import Schedule, Turns, layers_of
 from stages.technique.gaussian import Gaussian
+from stages.technique.mixed import both_ways
 from stages.technique.optimizer import How, moments_in, named_moments, set_rate, stood
-from stages.technique.step import StepResult, load_moments, moments_of, optimizer_for, optimizer_step, trainable
+from stages.technique.step import StepResult, load_moments, moments_of, optimizer_for, trainable
 from stages.technique.zeroth import generator
 
 if TYPE_CHECKING:
@@ -92,18 +92,11 @@ class PackedBlocks(Turns):
             self._enter(period)
         set_rate(self.adamw, rate)
         self.probe.windows = self.windows
-        apart = [self.long_tokens is not None and batch.shape[1] > self.long_tokens for batch in window]
-        near = [batch for batch, long in zip(window, apart, strict=True) if not long]
-        far = [batch for batch, long in zip(window, apart, strict=True) if long or self.long_tokens is None]
-        slope, side = self.probe.slope(far, how)
-        whole = side.applied or not side.answer_tokens
-        inner = self.adamw if whole else _Idle(self.probe.named.values())
-        result = optimizer_step(self.model, cast(torch.optim.Optimizer, inner), near, **how)
-        applied = whole and (result.applied or (side.applied and not result.answer_tokens))
-        if applied and side.applied and self.share:
-            self.probe.descend(slope * min(1.0, how["clip"] / (abs(slope) + 1e-6)), self.share * rate)
-        self.windows, self.updates = self.windows + 1, self.updates + (whole and result.applied)
-        return replace(_joined(window, apart, result, side, self.long_tokens is not None), applied=applied)
+        result, moved, slope = both_ways(self.model, self.adamw, self.probe, window, how, self.long_tokens)
+        if slope is not None and self.share:
+            self.probe.descend(slope, self.share * rate)
+        self.windows, self.updates = self.windows + 1, self.updates + moved
+        return result
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return codes, scales and norms of the layers that wait; that of the layer at hand is in `tensors`."""
@@ -164,43 +157,3 @@ class PackedBlocks(Turns):
                 setattr(parent, key, child)
             self.model.requires_grad_(False)
             self.layers[self.block][1].requires_grad_(True)
-
-
-class _Idle:
-    """Stands for AdamW in `optimizer_step` where a window is not to be applied, and only its losses are asked for."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._parameters = list(parameters)
-
-    def step(self) -> None:
-        """Move nothing."""
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients."""
-        for parameter in self._parameters:
-            parameter.grad = None
-
-
-def _joined(
-    window: Sequence[TokenBatch], apart: Sequence[bool], near: StepResult, far: StepResult, split: bool
-) -> StepResult:
-    """Return one result with documents in the window's order; where rows are not split, `near` has them all."""
-    if not split:
-        return near
-    parts = {
-        long: [found.document_loss_D.double(), found.document_tokens_D] for long, found in ((False, near), (True, far))
-    }
-    losses, counts = [parts[False][0][:0]], [parts[False][1][:0]]
-    for batch, long in zip(window, apart, strict=True):
-        count = len(batch.example_ids)
-        for place, into in enumerate((losses, counts)):
-            into.append(parts[long][place][:count])
-            parts[long][place] = parts[long][place][count:]
-    return replace(
-        near,
-        loss_sum=near.loss_sum + far.loss_sum,
-        answer_tokens=near.answer_tokens + far.answer_tokens,
-        document_loss_D=torch.cat(losses),
-        document_tokens_D=torch.cat(counts),
-        gradient_norm=near.gradient_norm if near.answer_tokens else far.gradient_norm,
-    )

@@ -14,7 +14,12 @@ from stages.technique.step import trainable
 from tests.stages.technique.setting import llama, pinned, rows, technique, windows
 from tests.stages.technique.test_step import by_hand
 
-KINDS = [{"method": "mezo"}, {"method": "lozo", "rank": 3, "interval": 2}]
+KINDS = [
+    {"method": "mezo"},
+    {"method": "lozo", "rank": 3, "interval": 2},
+    {"method": "subzero", "rank": 3, "interval": 2},
+]
+NAMES = [item["method"] for item in KINDS]
 FREE = {"clip": 1e9}
 
 
@@ -44,7 +49,7 @@ class Seen:
         return run
 
 
-@pytest.mark.parametrize("settings", KINDS, ids=["mezo", "lozo"])
+@pytest.mark.parametrize("settings", KINDS, ids=NAMES)
 def test_weights_move_along_the_direction_that_was_perturbed_at_every_window(settings):
     """LOZO's public code draws both factors anew in the perturbation and one of them in the update where V is renewed:
     windows 2 and 4 here."""
@@ -65,7 +70,7 @@ def test_weights_move_along_the_direction_that_was_perturbed_at_every_window(set
         assert ratios in ({1.0}, {-1.0})  # one slope for all weights, its sign either way
 
 
-@pytest.mark.parametrize("settings", KINDS, ids=["mezo", "lozo"])
+@pytest.mark.parametrize("settings", KINDS, ids=NAMES)
 def test_the_slope_is_the_derivative_along_the_direction(settings):
     found = rows(4)
     optimizer = begun({**settings, "epsilon": 1e-5})
@@ -80,7 +85,7 @@ def test_the_slope_is_the_derivative_along_the_direction(settings):
     assert result.document_loss_D.sum().item() / result.answer_tokens == pytest.approx(loss, rel=1e-8)
 
 
-@pytest.mark.parametrize("settings", KINDS, ids=["mezo", "lozo"])
+@pytest.mark.parametrize("settings", KINDS, ids=NAMES)
 def test_the_mean_of_the_squared_slope_over_directions_is_the_gradients_square(settings):
     """So that the norm it reports and clips is comparable to a gradient's."""
     found = [collate(rows(4))]
@@ -91,7 +96,7 @@ def test_the_mean_of_the_squared_slope_over_directions_is_the_gradients_square(s
     assert sum(slope**2 for slope in slopes) / len(slopes) == pytest.approx(square, rel=0.5)
 
 
-@pytest.mark.parametrize("settings", KINDS, ids=["mezo", "lozo"])
+@pytest.mark.parametrize("settings", KINDS, ids=NAMES)
 def test_at_a_rate_of_zero_every_byte_comes_back_also_after_an_error(settings):
     optimizer = begun(settings, dtype=torch.float32)
     before = {name: value.clone() for name, value in optimizer.model.state_dict().items()}
@@ -146,6 +151,28 @@ def test_momentum_is_the_running_mean_of_the_thin_factor_carried_over_a_new_righ
     assert sum(item.numel() for item in optimizer.tensors().values()) == 2 * sum(
         item.shape[0] for item in optimizer.named.values() if item.ndim == 2
     )
+
+
+def test_a_direction_of_a_subspace_is_u_z_v_with_orthonormal_u_and_v_that_stay():
+    optimizer = begun({"method": "subzero", "rank": 3, "interval": 2})
+    name = "model.layers.0.mlp.up_proj.weight"
+    weight, spans = optimizer.named[name], []
+    for window in range(4):
+        optimizer.windows = window
+        z = optimizer.moved(name, torch.zeros_like(weight), 1.0)
+        left, values, right = torch.linalg.svd(z, full_matrices=False)
+        assert int((values > 1e-9 * values[0]).sum()) == 3
+        spans.append((left[:, :3] @ left[:, :3].T, right[:3].T @ right[:3], z))
+    for part in (0, 1):
+        torch.testing.assert_close(spans[0][part], spans[1][part])
+        torch.testing.assert_close(spans[2][part], spans[3][part])
+        assert (spans[1][part] - spans[2][part]).abs().max() > 0.1
+    assert not torch.allclose(spans[0][2], spans[1][2])
+    squares = []
+    for window in range(400):
+        optimizer.windows = window
+        squares.append(optimizer.moved(name, torch.zeros_like(weight), 1.0).square().mean())
+    assert torch.stack(squares).mean() == pytest.approx(1.0, rel=0.1)  # E‖z‖² is its number of entries
 
 
 def test_matrices_decay_and_vectors_do_not():

@@ -1,27 +1,30 @@
-"""How near each technique comes to full fine-tuning on a real model and real rows, at equal tokens, and in how many bytes.
+"""How near each technique comes to full fine-tuning on a real model and real rows, at equal tokens, and in what bytes.
 
 The model is a pretrained Llama of 260,032 parameters, the rows are Super-NaturalInstructions (input and answer, the
 task's instruction left out, so that rows of 48 to 384 tokens stand beside each other); the loss is that of an answer's
 token on a holdout of the same tasks. Every arm trains one segment of `train` itself: the same windows of 16 rows in the
-same order, warm-up, and a linear decay over the second half. Each arm has its own grid of three learning rates on seed 0,
-chosen by validation loss; with that rate seed 1 is trained too, and the holdout is read for both. Zeroth-order arms make
-as many steps as the operations of full fine-tuning pay for.
+same order, warm-up, and a linear decay over the second half. Each has its own grid of three learning rates on seed 0,
+chosen by validation loss; seed 1 is trained with that rate too, and the holdout is read for both. Zeroth-order arms
+make as many steps as the operations of full fine-tuning pay for.
 
-What is told is `recovered`: the loss below the base's, over that of full fine-tuning (mean of the seeds). Stated after a
-pilot of 50 steps on one seed had shown where rates lie, before any cell of the table was run: at least
+What is told is `recovered`: the loss below the base's, over that of full fine-tuning (mean of the seeds). Stated after
+a pilot of 50 steps on one seed had shown where rates lie, before any cell of the table was run: at least
 
     adapters      0.90   half of the width in rank holds most of an update, and qlora's base is a little off
     projections   0.90   every weight moves at every step, Adam's moments alone are approximate
     blocks        0.80   a layer has a fifth of the steps; lisa's outer weights have all of them
     packed        0.70   as blocks, rounded to eight bits, its outer weights frozen
     capped        0.40   as packed, and a fourth of the rows alone is read by backward passes
-    zeroth        0.05   a step along one direction of d gains 1/d of a gradient step of that length (Malladi et al. 2023,
-                         section 4, less where the curvature's rank is low), and equal operations pay for 1.5 times the steps
+    mixed         0.40   plain descent, two thirds of the rows read by backward passes
+    zeroth        0.05   a step along one of d directions gains 1/d of a gradient step of that length (Malladi et al.
+                         2023, section 4; more where the curvature's rank is low), and equal operations pay for 1.5
+                         times the steps
 
 `gap_held` counts the arms that reach theirs, all are printed. The hybrid at a byte cap (`hybrid_capped`): its longest
 rows are read by forward passes alone; `hybrid_of_least_part` is its predicted peak over the least of its three parts'
-(block-wise training, a quantised base with adapters, forward passes alone), one row a micro-batch; its ablations train
-the same rows without one part each.
+(block-wise training, a quantised base with adapters, forward passes alone), one row a micro-batch. Its ablations train
+the same rows at its rate without one part each: `hybrid_no_zeroth`, `hybrid_no_packing`, and `hybrid_no_blocks`, which
+is `addax`: all weights at once, so that none waits to be packed and no moments fit, with a grid of its own.
 
 Done cells are kept in FOLDER/cells.jsonl and not made again: the run can be stopped at any time.
 
@@ -35,7 +38,7 @@ import random
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,35 +52,38 @@ from benchmarks.segment import Rows, ingested, loss_of, plan_of, trained
 if TYPE_CHECKING:
     from data_contracts.records import ModelPin
 
-LEAST = {"full": 1.0, "adapters": 0.9, "projections": 0.9, "blocks": 0.8, "packed": 0.7, "capped": 0.4, "zeroth": 0.05}
+LEAST = {"full": 1.0, "adapters": 0.9, "projections": 0.9, "blocks": 0.8, "packed": 0.7, "capped": 0.4,
+         "mixed": 0.4, "zeroth": 0.05}  # fmt: skip
 """Of full fine-tuning's gain, by family: see above."""
 STEPS, WINDOW, MICRO, LONGEST, SEEDS = 100, 16, 4, 384, (0, 1)
 STAY, LONG = STEPS // 10, 48
 """Windows of a block: two cycles through the five layers. Tokens above which the capped hybrid keeps no activations."""
-RATES = {"adam": (1e-3, 3e-3, 1e-2), "projected": (3e-3, 1e-2, 3e-2), "zeroth": (3e-3, 1e-2, 3e-2)}
+RATES = {"full": (3e-4, 1e-3, 3e-3), "adam": (1e-3, 3e-3, 1e-2), "projected": (3e-3, 1e-2, 3e-2),
+         "zeroth": (3e-3, 1e-2, 3e-2), "descent": (0.1, 0.3, 1.0)}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A technique with its settings, the family whose gap it is held to, and its grid."""
+    """A technique with its settings, the family whose gap it is held to, its grid, and rows a micro-batch."""
 
     family: str
     technique: dict[str, Any]
     rates: tuple[float, ...] = RATES["adam"]
     micro: int = MICRO
-    train: dict[str, Any] = field(default_factory=dict)
+    like: str | None = None
+    """Whose rate is taken instead: an ablation differs in its part alone."""
 
 
 def _projected(method: str) -> Arm:
     return Arm("projections", {"method": method, "rank": 16, "gap": STEPS // 2}, RATES["projected"])
 
 
-def _capped(**settings: Any) -> Arm:
-    return Arm("capped", {"method": "hybrid", "block_steps": STAY, "long_tokens": LONG} | settings, micro=1)
+def _capped(like: str | None = None, **settings: Any) -> Arm:
+    return Arm("capped", {"method": "hybrid", "block_steps": STAY, "long_tokens": LONG} | settings, micro=1, like=like)
 
 
 ARMS = {
-    "full": Arm("full", {"method": "full"}),
+    "full": Arm("full", {"method": "full"}, RATES["full"]),
     "lora": Arm("adapters", {"method": "lora", "r": 32, "alpha": 64.0}),
     "qlora": Arm("adapters", {"method": "qlora", "r": 32, "alpha": 64.0}),
     "badam": Arm("blocks", {"method": "badam", "block_steps": STAY}),
@@ -88,8 +94,14 @@ ARMS = {
     "hybrid": Arm("packed", {"method": "hybrid", "block_steps": STAY}),
     "mezo": Arm("zeroth", {"method": "mezo"}, RATES["zeroth"]),
     "lozo": Arm("zeroth", {"method": "lozo"}, RATES["zeroth"]),
+    "subzero": Arm("zeroth", {"method": "subzero"}, RATES["zeroth"]),
+    "addax": Arm("mixed", {"method": "addax", "long_tokens": 2 * LONG}, RATES["descent"]),
     "hybrid_capped": _capped(),
-    "hybrid_no_zeroth": _capped(share=0.0),
+    "hybrid_no_zeroth": _capped("hybrid_capped", share=0.0),
+    "hybrid_no_packing": _capped("hybrid_capped", bits=None),
+    "hybrid_no_blocks": Arm(
+        "capped", {"method": "addax", "long_tokens": LONG, "share": 1e-3}, RATES["descent"], micro=1
+    ),
 }
 
 
@@ -141,7 +153,13 @@ class Cells:
         self.known = {self._key(found): found for found in map(json.loads, lines)}
 
     def _key(self, found: dict[str, Any]) -> tuple[Any, ...]:
-        return found["arm"], json.dumps(found["settings"], sort_keys=True), found["rate"], found["seed"], found["planned"]
+        return (
+            found["arm"],
+            json.dumps(found["settings"], sort_keys=True),
+            found["rate"],
+            found["seed"],
+            found["planned"],
+        )
 
     def get(self, name: str, rate: float, seed: int, flops: int | None) -> dict[str, Any]:
         """Return a cell, trained in a process of its own where it is not known."""
@@ -157,7 +175,9 @@ class Cells:
 
     def arm(self, name: str, flops: int | None) -> list[dict[str, Any]]:
         """Return the cells of an arm, one a seed, at the rate that validation prefers on the first."""
-        tried = [self.get(name, rate, SEEDS[0], flops) for rate in ARMS[name].rates]
+        like = ARMS[name].like
+        rates = ARMS[name].rates if like is None else (self.arm(like, flops)[0]["rate"],)
+        tried = [self.get(name, rate, SEEDS[0], flops) for rate in rates]
         best = min((one for one in tried if one["validation"] is not None), key=lambda one: float(one["validation"]))
         return [best, *(self.get(name, best["rate"], seed, flops) for seed in SEEDS[1:])]
 

@@ -9,8 +9,8 @@ the same layers. TRL's loss never holds logits whole. One thread.
 
     {full,lora}_speed_vs_{trainer,trl}    tokens a CPU second, ours over theirs: median over rounds, which alternate; a
                                           process each, the time from the first step's end to that before the last
-    {full,lora}_memory_vs_{trainer,trl}   peak bytes, ours over theirs: tensors that stand between steps, and the most that
-                                          torch's allocator handed out beside them in two steps (its profiler's events)
+    {full,lora}_memory_vs_{trainer,trl}   peak bytes, ours over theirs: tensors that stand between steps, and the most
+                                          that torch's allocator hands out beside them (its profiler's events)
 
 Evaluation and the checkpoint, which the peers are spared, fall on the last step and are not measured.
 
@@ -22,11 +22,9 @@ from __future__ import annotations
 import gc
 import gzip
 import json
-import math
 import statistics
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +110,7 @@ def ours(folder: Path, rows: Rows, name: str, steps: int, memory: bool) -> dict[
 
 def theirs(peer: str, folder: Path, rows: Rows, name: str, steps: int, memory: bool) -> dict[str, Any]:
     """Train by a peer in this process."""
+    import numpy as np
     import torch
     from datasets import Dataset
     from peft import get_peft_model
@@ -129,10 +128,10 @@ def theirs(peer: str, folder: Path, rows: Rows, name: str, steps: int, memory: b
             watch.progress(state.global_step, state.max_steps)
 
     examples, windows = laid_out(folder, rows, plan_of(technique, MICRO, ACCUMULATION, LONGEST), steps)
+    found = [examples.row(int(index)) for index in windows]
     data = Dataset.from_list([
-        {"input_ids": row.input_ids.tolist(),
-         "labels": [token if counts else -100 for token, counts in zip(row.input_ids.tolist(), row.answer_mask, strict=True)]}
-        for row in (examples.row(int(index)) for index in windows)
+        {"input_ids": row.input_ids.tolist(), "labels": np.where(row.answer_mask, row.input_ids, -100).tolist()}
+        for row in found
     ])  # fmt: skip
     shared: dict[str, Any] = {
         "output_dir": str(folder), "per_device_train_batch_size": MICRO, "gradient_accumulation_steps": ACCUMULATION,
@@ -220,15 +219,22 @@ def compared(folder: Path, rows: Rows, name: str, peers: list[str], rounds: int,
     for number in range(rounds):
         for run in runs[number % len(runs) :] + runs[: number % len(runs)]:
             seconds[run].append(arm(run, folder, rows, name, steps, False)["cpu_seconds"])
-        print(json.dumps({"technique": name} | {run: round(found[-1], 2) for run, found in seconds.items()}), flush=True)
+        print(
+            json.dumps({"technique": name} | {run: round(found[-1], 2) for run, found in seconds.items()}), flush=True
+        )
     _, windows = laid_out(folder, rows, plan_of(TECHNIQUES[name][0], MICRO, ACCUMULATION, LONGEST), steps)
     lengths = rows.table("pool").column("n_tokens").to_numpy()
     tokens = int(sum(lengths[index] for index in windows[MICRO * ACCUMULATION : -MICRO * ACCUMULATION]))
     differ = [
-        abs(mine - other) for peer in peers for mine, other in zip(held["ours"]["losses"], held[peer]["losses"], strict=True)
+        abs(mine - other)
+        for peer in peers
+        for mine, other in zip(held["ours"]["losses"], held[peer]["losses"], strict=True)
     ]
     found: dict[str, Any] = {f"{name}_tokens_per_second": round(tokens / statistics.median(seconds["ours"]), 1)}
-    found |= {f"{name}_peak_mib": round(held["ours"]["bytes"] / 2**20, 1), f"{name}_loss_difference": round(max(differ), 6)}
+    found |= {
+        f"{name}_peak_mib": round(held["ours"]["bytes"] / 2**20, 1),
+        f"{name}_loss_difference": round(max(differ), 6),
+    }
     for peer in peers:
         ratios = [other / mine for mine, other in zip(seconds["ours"], seconds[peer], strict=True)]
         found[f"{name}_speed_vs_{peer}"] = round(statistics.median(ratios), 3)
@@ -265,7 +271,9 @@ def rows_of(data: Path, folder: Path, model: Path) -> Rows:
 
 def main() -> None:
     """Run the arms and report the ratios."""
-    parser = Options(__doc__, "a random model of 20M parameters, full beside Trainer and lora beside TRL; under 3 minutes")
+    parser = Options(
+        __doc__, "a random model of 20M parameters, full beside Trainer and lora beside TRL; under 3 minutes"
+    )
     parser.add_argument("--techniques", nargs="+", choices=sorted(TECHNIQUES), default=list(TECHNIQUES))
     parser.add_argument("--peers", nargs="+", choices=PEERS)
     parser.add_argument("--rounds", type=int)

@@ -10,7 +10,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from data_contracts.config import Config, parse
+from data_contracts.config import Config
+from data_contracts.config_file import parse
 from data_contracts.cost import Cost
 from data_contracts.records import Ref, Request, Result, StoreAddress
 from data_contracts.store import Store

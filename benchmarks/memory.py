@@ -21,6 +21,7 @@ import argparse
 import itertools
 import json
 import math
+import multiprocessing
 import statistics
 import tempfile
 import time
@@ -110,12 +111,41 @@ def cases(layers: int) -> list[tuple[Shape, int, int, tuple[int, ...]]]:
             (shape_of(name, update_in_backward=True), WINDOW, 1, ()),
             (shape_of(name, optimizer_states="8bit"), MICRO_BATCH, 2, ()),
             (shape_of(name, optimizer_states="8bit", loss_chunks=8, update_in_backward=True), WINDOW, 1, every),
+            (shape_of(name, shards=2), MICRO_BATCH, 2, ()),
+            (shape_of(name, shards=2, loss_chunks=8), MICRO_BATCH, 2, every),
+        ]
+    for states in ("4bit", "mini"):
+        found += [
+            (shape_of("full", optimizer_states=states), MICRO_BATCH, 2, every),
+            (shape_of("full", optimizer_states=states, update_in_backward=True), WINDOW, 1, every),
         ]
     return found
 
 
 def measured(pin: ModelPin, shape: Shape, micro: int, accumulation: int, blocks: tuple[int, ...]) -> dict[str, Any]:
-    """Return the peak bytes of a real step: tensors that stay, and the most handed out beside them."""
+    """Return the peak bytes of a real step: tensors that stay, and the most handed out beside them.
+
+    Where weights are spread, the dearest of as many real gloo ranks.
+    """
+    if shape.shards == 1:
+        return measured_rank(0, None, pin, shape, micro, accumulation, blocks)
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as name:
+        home, processes = Path(name), []
+        for rank in range(shape.shards):
+            given = (rank, home, pin, shape, micro, accumulation, blocks)
+            processes.append(fork.Process(target=measured_rank, args=given))
+            processes[-1].start()
+        for process in processes:
+            process.join()
+        found = [json.loads((home / f"{rank}.json").read_text()) for rank in range(shape.shards)]
+    return max(found, key=lambda each: each["bytes"])
+
+
+def measured_rank(
+    rank: int, home: Path | None, pin: ModelPin, shape: Shape, micro: int, accumulation: int, blocks: tuple[int, ...]
+) -> dict[str, Any]:
+    """Return what one rank takes, and write it to `home`, where the ranks meet; None is a rank of its own."""
     import numpy as np
     import torch
 
@@ -123,12 +153,19 @@ def measured(pin: ModelPin, shape: Shape, micro: int, accumulation: int, blocks:
     from stages.meter.memory import peak_resident_bytes, reset_peak, resident_bytes
     from stages.model.batch import Row, collate
     from stages.model.load import load_model
+    from stages.model.shards import own, ranks, shard
     from stages.technique.frozen import halve_frozen
-    from stages.technique.recompute import recompute
+    from stages.technique.recompute import blocks_of, recompute
+    from stages.workers.group import Group
 
+    if home is not None:
+        meeting = f"file://{home}/meeting"
+        torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=shape.shards)
     torch.manual_seed(0)
     model: Any = shape.technique.wrap(load_model(pin))
     halve_frozen(model, shape.precision)
+    if home is not None:
+        shard(model, blocks_of(model), ranks("cpu"))
     recompute(model, blocks)
     model.train()
     optimizer = shape.technique.optimizer(model, TrainConfig(), 1e-4, 0, shape.optimizer_states)
@@ -139,13 +176,14 @@ def measured(pin: ModelPin, shape: Shape, micro: int, accumulation: int, blocks:
 
     def step() -> None:
         optimizer.step(window, 1e-4, clip=1.0, precision=shape.precision, loss_chunks=shape.loss_chunks,
-                       in_backward=shape.update_in_backward)  # fmt: skip
+                       in_backward=shape.update_in_backward,
+                       all_reduce=None if home is None else Group(rank, shape.shards).sum_)  # fmt: skip
 
     optimizer.stand()
     step()
-    states = [value for each in optimizer.stand().values() for value in each]
+    states = [own(value) for each in optimizer.stand().values() for value in each]
     stays = {item.untyped_storage().data_ptr(): item.untyped_storage().nbytes()
-             for item in (*model.parameters(), *model.buffers(), *states)}  # fmt: skip
+             for item in (*map(own, model.parameters()), *model.buffers(), *states)}  # fmt: skip
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -154,7 +192,11 @@ def measured(pin: ModelPin, shape: Shape, micro: int, accumulation: int, blocks:
     step()
     handed_out = int(np.cumsum(sizes).max(initial=0))
     scratch = peak_resident_bytes() - before - handed_out if exact else 0
-    return {"bytes": sum(stays.values()) + handed_out, "scratch": max(0, scratch)}
+    found = {"bytes": sum(stays.values()) + handed_out, "scratch": max(0, scratch)}
+    if home is not None:
+        (home / f"{rank}.json").write_text(json.dumps(found))
+        torch.distributed.destroy_process_group()
+    return found
 
 
 def compare(pin: ModelPin, size: str) -> list[dict[str, Any]]:
@@ -165,12 +207,13 @@ def compare(pin: ModelPin, size: str) -> list[dict[str, Any]]:
     estimator, rows = Estimator(pin, TrainConfig(), "cpu"), []
     for shape, micro, accumulation, blocks in cases(pin.layers):
         phases = estimator.phases(shape, micro, accumulation, blocks)
-        predicted = max(phase.total - phase.process for phase in phases.values())
+        predicted = max(phase.total - phase.process for name, phase in phases.items() if name != "load")
         found = in_own_process(partial(measured, pin, shape, micro, accumulation, blocks))
         row = {
             "model": size, "technique": type(shape.technique).name(), "precision": shape.precision, "micro": micro,
             "states": shape.optimizer_states, "chunks": shape.loss_chunks, "inside": shape.update_in_backward,
-            "recomputed": len(blocks), "predicted": predicted, "measured": found["bytes"], "scratch": found["scratch"],
+            "shards": shape.shards, "recomputed": len(blocks), "predicted": predicted,
+            "measured": found["bytes"], "scratch": found["scratch"],
             "error": predicted / found["bytes"] - 1,
         }  # fmt: skip
         print(json.dumps(row), flush=True)

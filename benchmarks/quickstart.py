@@ -101,7 +101,7 @@ def run(folder: Path, quick: bool) -> dict[str, Any]:
         "bare_flow_seconds": round(bare_flow_seconds, 1),
         "verdict": outcome["verdict"]["outcome"],
         "reused": f"{sum(step['cached'] for step in second['steps'])} of {len(second['steps'])}",
-        "flops": sum(outcome["flops"].values()),
+        "flops": sum(cost["flops"] for _, _, cost in outcome["ledger"]["charges"]),
         "stage_seconds": {
             step["name"]: round(sum(cost["seconds"] for cost in step["costs"].values()), 1) for step in outcome["steps"]
         },

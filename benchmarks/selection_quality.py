@@ -43,7 +43,8 @@ from benchmarks.cells import (
 from benchmarks.chain import report
 from benchmarks.options import Options
 from data_contracts.arrow import TABLE_FILE, read_table
-from data_contracts.config import ARMS, Config, parse
+from data_contracts.config import ARMS, Config
+from data_contracts.config_file import parse
 from data_contracts.cost import Frozen
 from data_contracts.records import Decision, Origin, Plan, Ref, Result, Weighing
 from data_contracts.store import Store

@@ -1,24 +1,19 @@
-"""The one configuration: a YAML file, the whole of what a run is asked to do.
+"""The one configuration: the whole of what a run is asked to do.
 
 It holds the envelope, typed and bounded; each `method` is an opaque mapping that its stage resolves (see `method.py`),
 so reading a configuration imports neither torch nor any method. `config.slice(verb)` is what a stage reads and all
-that enters its identity. Unknown keys are refused with the nearest valid name.
+that enters its identity. It is read from a file by `config_file.py`.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from data_contracts.cost import Frozen
+from data_contracts.cost import Budget, Frozen, Price
 from data_contracts.direction import Direction, direction_of
-from data_contracts.errors import ConfigError
-from data_contracts.method import describe
 from data_contracts.uri import Uri
 
 _BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -109,13 +104,23 @@ class BudgetConfig(Frozen):
     flops: Flops | None = Field(None, ge=1)
     seconds: Seconds | None = Field(None, gt=0, description="2h, 90min, 3600.")
     tokens: Flops | None = Field(None, ge=1)
-    money: float | None = Field(None, gt=0, description="Refused: nothing has a price yet, so it would limit nothing.")
+    money: float | None = Field(None, gt=0, description="In the currency of `price`, which it needs.")
+    price: Price | None = Field(None, description="What an hour of the machines costs: {hour: 2.4, currency: EUR}.")
 
     @model_validator(mode="after")
     def _priced(self) -> BudgetConfig:
-        if self.money is not None:
-            raise ValueError("`money` limits nothing, since no work has a price: set `flops`, `seconds` or `tokens`")
+        if self.money is not None and (self.price is None or not any((self.price.hour, *self.price.stages.values()))):
+            raise ValueError("`money` limits nothing where no work has a price: set `price: {hour: …}` beside it")
+        if self.price is not None:
+            unknown = sorted(set(self.price.stages) - set(SLICES))
+            if unknown:
+                raise ValueError(f"`price.stages` names {unknown[0]!r}, which is no stage: {', '.join(SLICES)}")
         return self
+
+    @property
+    def limits(self) -> Budget:
+        """The limits alone."""
+        return Budget(**self.model_dump(exclude={"price"}))
 
 
 class BeginConfig(Frozen):
@@ -125,7 +130,9 @@ class BeginConfig(Frozen):
     least_rows: int = Field(8, ge=1)
 
 
-Saving = Literal["recompute", "chunked_loss", "update_in_backward", "states_8bit"]
+Saving = Literal[
+    "recompute", "chunked_loss", "update_in_backward", "states_8bit", "states_4bit", "states_mini", "shard"
+]
 
 
 class PlanConfig(Frozen):
@@ -144,8 +151,9 @@ class PlanConfig(Frozen):
     packed: bool = Field(False, description="Pack several examples into one row.")
     headroom: float = Field(0.1, ge=0, lt=1, description="Share of the memory budget left free.")
     savings: tuple[Saving, ...] = Field(
-        ("recompute", "chunked_loss", "update_in_backward", "states_8bit"),
-        description="What may be used where memory is short (docs/memory.md); `states_8bit` asks for bitsandbytes.",
+        ("recompute", "chunked_loss", "update_in_backward", "states_8bit", "shard"),
+        description="What may be used where memory is short (docs/memory.md); `states_8bit` asks for bitsandbytes, "
+        "`shard` for several workers; `states_4bit` and `states_mini` are used only where they are named.",
     )
 
 
@@ -191,6 +199,20 @@ class SelectConfig(Frozen):
         return self
 
 
+class GuardConfig(Frozen):
+    """What training does by itself where a loss, a gradient or an update is far from what is usual."""
+
+    least_rate: float = Field(0.1, ge=0.01, le=1, description="Least factor on the learning rate.")
+    patience: int = Field(2, ge=1, le=100, description="Alarms in a row after which an earlier state is put back.")
+    calm_windows: int = Field(5, ge=1, le=1000, description="Windows without a sign before trouble counts as over.")
+    wait_windows: int = Field(
+        200, ge=1, description="Calm windows before a rate that was cut for good is doubled; twice as many each time."
+    )
+    states: int = Field(
+        2, ge=1, le=20, description="Earlier states kept: the start, then snapshots, one every `snapshot_steps`."
+    )
+
+
 class TrainConfig(Frozen):
     """The optimizer, the schedule and the checkpoints. The plan decides technique and batch."""
 
@@ -216,6 +238,7 @@ class TrainConfig(Frozen):
         description="Note the influence of every visited row on the target (table `example_influence`), along a "
         "direction made at the segment's start, or again at each evaluation; unset does not.",
     )
+    guard: GuardConfig | None = Field(default_factory=GuardConfig, description="Null trains without one.")
     workers: int = Field(0, ge=0, description="Ray Train workers; 0 is in this process.")
 
 
@@ -387,72 +410,3 @@ SLICES: dict[str, tuple[str, ...]] = {
     "judge": ("judge",),
     "promote": ("promote",),
 }
-
-
-def parse(values: Any, where: str = "the configuration") -> Config:
-    """Build a `Config` from plain data. Raises `ConfigError` naming each unknown, missing or ill-typed key."""
-    if not isinstance(values, dict):
-        raise ConfigError(f"{where} is a mapping of sections", f"it is {type(values).__name__}", "see `lazytrain init`")
-    try:
-        return Config(**values)
-    except ValidationError as error:
-        raise ConfigError(
-            f"{where} keeps the schema", describe(error, Config, ""), "see `lazytrain init --schema` for every key"
-        ) from error
-    except TypeError as error:  # a key that is not text
-        raise ConfigError(f"{where} has text keys", str(error), "quote the key") from error
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses a key given twice: the second would silently win."""
-
-
-def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
-        seen.add(key)
-    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
-
-
-_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-LARGEST_FILE_BYTES, MOST_VALUES = 1 << 20, 100_000
-
-
-def _bounded(values: Any) -> Any:
-    """Return `values` unless YAML's aliases unfold to more than `MOST_VALUES` (nine lines can hold a billion).
-
-    A number that is not finite is refused: JSON would make it nothing at all.
-    """
-    count, waiting = 0, [values]
-    while waiting:
-        item = waiting.pop()
-        count += 1
-        if count > MOST_VALUES:
-            raise ValueError(f"it unfolds to more than {MOST_VALUES} values")
-        if isinstance(item, float) and not math.isfinite(item):
-            raise ValueError(f"{item} is no finite number: leave the key out where nothing is meant")
-        waiting.extend(item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
-    return values
-
-
-def load(path: Path) -> Config:
-    """Read one YAML file. Raises `ConfigError` for a missing, unreadable, too large or invalid one."""
-    try:
-        if path.stat().st_size > LARGEST_FILE_BYTES:
-            raise ValueError(f"it is larger than {LARGEST_FILE_BYTES} bytes")
-        values = _bounded(yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys))  # noqa: S506 - a SafeLoader
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: bad UTF-8, the date 2001-13-01
-        raise ConfigError(f"{path} is a readable YAML file", str(error), "see `lazytrain init`") from error
-    return parse(values, str(path))
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the configuration, for editors."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}

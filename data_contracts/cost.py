@@ -1,14 +1,15 @@
 """What work costs and what may still be spent.
 
 `peak_bytes` is a capacity: costs that follow one another take the larger. FLOPs, tokens, seconds and money are stocks:
-they add. FLOPs and tokens are counted and reproducible; seconds, money and peak bytes are measured where the work ran.
+they add. FLOPs and tokens are counted and reproducible; seconds and peak bytes are measured where the work ran; money
+is what those seconds cost at a price, which is asked when costs are read: a manifest holds none.
 """
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
 Cause = Literal["warm_up", "score", "select", "train", "probe", "eval", "reconfigure", "infer", "ingest"]
 CAUSES: tuple[str, ...] = get_args(Cause)
@@ -28,7 +29,7 @@ class Cost(Frozen):
     flops: int = Field(0, ge=0, description="Floating-point operations (a multiply-add is two).")
     tokens: int = Field(0, ge=0, description="Tokens that went through a model.")
     seconds: float = Field(0.0, ge=0, description="Wall seconds.")
-    money: float = Field(0.0, ge=0, description="In the currency of the price table.")
+    money: float = Field(0.0, ge=0, description="In the price's currency; nothing before a `Price` is asked.")
     peak_bytes: int = Field(0, ge=0, description="Largest memory held at one moment.")
 
     def __add__(self, other: Cost) -> Cost:
@@ -41,13 +42,25 @@ class Cost(Frozen):
         )
 
 
+class Price(Frozen):
+    """What an hour of the machines costs, whatever they do in it."""
+
+    hour: float = Field(ge=0, description="Money for an hour of a stage: of all machines that it holds, idle or not.")
+    currency: str = Field("USD", pattern=r"^[A-Z]{3}$", description="ISO 4217, for people; nothing is converted.")
+    stages: dict[str, NonNegativeFloat] = Field({}, description="Stages whose hour costs otherwise: {ingest: 0.1}.")
+
+    def of(self, stage: str, cost: Cost) -> Cost:
+        """Return `cost` of a stage with its money: its seconds at the price of an hour."""
+        return cost.model_copy(update={"money": cost.seconds / 3600 * self.stages.get(stage, self.hour)})
+
+
 class Budget(Frozen):
     """What may be spent; None is unlimited. `peak_bytes` is a capacity and never used up."""
 
     flops: int | None = Field(None, ge=0, description="Floating-point operations of the whole run.")
     tokens: int | None = Field(None, ge=0, description="Tokens through a model, whole run.")
     seconds: float | None = Field(None, ge=0, description="Wall seconds, whole run.")
-    money: float | None = Field(None, ge=0, description="In the currency of the price table.")
+    money: float | None = Field(None, ge=0, description="In the price's currency, whole run.")
     peak_bytes: int | None = Field(None, ge=0, description="Memory of one worker's device, bytes.")
 
     def minus(self, cost: Cost) -> Budget:

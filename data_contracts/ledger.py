@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from data_contracts.cost import Cost, Frozen
+from data_contracts.cost import Cost, Frozen, Price
 
 
 class Entry(NamedTuple):
@@ -41,6 +41,12 @@ class Ledger(Frozen):
                 slot = (entry.stage, cause)
                 sums[slot] = sums.get(slot, Cost()) + cost
         return cls(charges=tuple((stage, cause, cost) for (stage, cause), cost in sorted(sums.items())))
+
+    def priced(self, price: Price | None) -> Ledger:
+        """Return the same charges with what they cost in money; unchanged without a price."""
+        if price is None:
+            return self
+        return Ledger(charges=tuple((stage, cause, price.of(stage, cost)) for stage, cause, cost in self.charges))
 
     @property
     def total(self) -> Cost:

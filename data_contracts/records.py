@@ -163,10 +163,13 @@ class Plan(Frozen):
     recomputed_blocks: tuple[int, ...] = Field(
         (), description="Decoder blocks (from 0) whose activations the backward pass computes again."
     )
-    optimizer_states: Literal["float32", "8bit"] = Field("float32", description="In which the moments are held.")
+    optimizer_states: Literal["float32", "8bit", "4bit", "mini"] = Field(
+        "float32", description="In which the moments are held; mini is one second moment a block."
+    )
     loss_chunks: int = Field(1, ge=1, description="Parts in which a micro-batch goes through the output head.")
     update_in_backward: bool = Field(False, description="Whether one parameter's gradient is held at a time.")
     workers: int = Field(0, ge=0, description="0 is in this process.")
+    sharded: bool = Field(False, description="Whether weights, gradients and moments are spread over the workers.")
     trainable: int = Field(ge=0)
     peak_bytes: int = Field(ge=0, description="Predicted, largest phase.")
     phases: dict[str, int] = Field(description="Predicted bytes by phase.")

@@ -205,7 +205,7 @@ REPETITION = Contract(
 
 CURVE = Contract(
     "curve",
-    1,
+    2,
     pa.schema(
         [
             _field("step", INT64),  # optimizer steps since the start of the run
@@ -218,11 +218,22 @@ CURVE = Contract(
             _field("validation_se", F64, True),  # its standard error, clustered by document
             _field("gradient_norm", F64, True),
             _field("gradient_noise", F64, True),  # tr(Σ)/|G|², tokens; null where not estimated
-            _field("learning_rate", F64),
+            _field("learning_rate", F64),  # as used, the guard's factor included
+            _field("update_ratio", F64, True),  # norm of the update over that of the weights it moved
+            _field("promised_loss", F64, True),  # nats that it would take off were the loss linear
+            _field("guard", TEXT),  # regime the step was taken in: stable, watch, stress, recover; off
+            _field("guard_scale", F64),  # the guard's factor on the learning rate
+            _field("guard_action", TEXT),  # "", slower, tighter clip, skipped, back to step N
         ]
     ),
     key=("step",),
-    invariants=(Within("step", 0), Within("flops", 0), OneOf("phase", ("warmup", "stable", "decay"))),
+    invariants=(
+        Within("step", 0),
+        Within("flops", 0),
+        OneOf("phase", ("warmup", "stable", "decay")),
+        OneOf("guard", ("off", "stable", "watch", "stress", "recover")),
+        Within("guard_scale", 0, 1),
+    ),
     about="Telemetry by optimizer step. A non-finite loss is recorded as it is: the governor must see it.",
 )
 

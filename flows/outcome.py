@@ -9,6 +9,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from data_contracts.cost import Cost, Frozen
+from data_contracts.ledger import Ledger
 from data_contracts.records import Decision, Plan, Promotion, Ref, Summary, Verdict
 
 
@@ -38,7 +39,7 @@ class Outcome(Frozen):
     name: str
     seconds: float = Field(ge=0, description="Wall time of this run, what was reused included at no cost.")
     steps: tuple[Step, ...]
-    flops: dict[str, int] = Field(description="By stage, of everything that the result descends from.")
+    ledger: Ledger = Field(description="By stage and cause, of everything that the result descends from.")
     decisions: tuple[Decision, ...]
     plan: Plan
     selection: Summary | None = Field(description="What the last selection said; None where none was made.")

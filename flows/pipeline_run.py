@@ -142,7 +142,7 @@ class PipelineRun:
             name=self.workspace.config.name,
             seconds=time.monotonic() - self._started,
             steps=tuple(self.steps),
-            flops={stage: cost.flops for stage, cost in self.store.ledger(refs).by_stage().items()},
+            ledger=self.store.ledger(refs, lost=True).priced(self.workspace.config.budget.price),
             decisions=tuple(self.decisions),
             plan=plan,
             selection=self.store.read_manifest(selected).summary if selected else None,

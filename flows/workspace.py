@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_contracts.config import Config, load, parse
+from data_contracts.config import Config
+from data_contracts.config_file import load, parse
 from data_contracts.errors import ConfigError
 from data_contracts.records import Origin, Ref, Request, StoreAddress
 

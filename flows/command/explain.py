@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from data_contracts.config import ARMS, parse
+from data_contracts.config import ARMS
+from data_contracts.config_file import parse
 from data_contracts.records import Plan, Summary, Table
 from data_contracts.store import Store
 from flows.command.screen import console, rich_table, show

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from data_contracts.config import json_schema, parse
+from data_contracts.config_file import json_schema, parse
 from data_contracts.errors import ConfigError, InputError
 from flows.command.plain import model_of
 from flows.command.screen import console

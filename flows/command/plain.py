@@ -16,7 +16,8 @@ from typing import Any
 
 from data_contracts.arrow import rows_of
 from data_contracts.canonical import canonical
-from data_contracts.config import Config, ModelConfig, parse
+from data_contracts.config import Config, ModelConfig
+from data_contracts.config_file import parse
 from data_contracts.errors import ArtifactError, ConfigError
 from data_contracts.ledger import Entry, Ledger
 from data_contracts.records import CONTRACTS, RECORD_FILE, Summary

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from data_contracts.config import parse
+from data_contracts.config_file import parse
 from data_contracts.errors import ConfigError
 from data_contracts.method import names
 from data_contracts.records import Table

@@ -16,14 +16,15 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from data_contracts.cost import Cost
+from data_contracts.cost import Cost, Price
 from data_contracts.errors import ArtifactError, LazyTrainError
 from data_contracts.records import Decision, Promotion, Table, Verdict
 from flows.answers import server_answers
 from flows.command.screen import console, rich_table
+from flows.command.summary import costs_table
 from flows.embedded import starting_server
 from flows.environment import prepare
-from flows.readable import duration, size
+from flows.readable import duration
 from flows.workspace import CONFIG_FILE, Workspace
 
 app = typer.Typer(add_completion=False)
@@ -54,7 +55,7 @@ def status(
     console().print(rich_table(runs_table(runs[:20])))
     if runs:
         chosen = match(runs, run)
-        show_run(store, chosen)
+        show_run(store, chosen, workspace.config.budget.price)
     if unanswered is not None:
         raise unanswered
 
@@ -106,20 +107,15 @@ def runs_table(runs: list[Any]) -> Table:
     return Table(title="Runs", columns=("run", "name", "status", "started (UTC)", "time", "why"), rows=rows)
 
 
-def show_run(store: Any, run: Any) -> None:
-    """Print one run: attempts, ledger by stage, decisions, verdict."""
+def show_run(store: Any, run: Any, price: Price | None = None) -> None:
+    """Print one run: attempts, ledger by stage and by cause, lost attempts in it, decisions, verdict."""
     attempts = store.attempts(run.run)
     console().print(rich_table(attempts_table(run.run, attempts)))
     refs = [ref for item in attempts for ref in item.refs.values()]
     if refs:
-        ledger = store.ledger(refs)
-        rows = tuple(
-            (stage, cost.flops, cost.tokens, duration(cost.seconds), size(cost.peak_bytes))
-            for stage, cost in ledger.by_stage().items()
-        )
-        console().print(
-            rich_table(Table(title="Costs", columns=("stage", "FLOPs", "tokens", "time", "peak memory"), rows=rows))
-        )
+        ledger = store.ledger(refs, lost=True).priced(price)
+        console().print(rich_table(costs_table(ledger.by_stage(), "stage")))
+        console().print(rich_table(costs_table(ledger.by_cause(), "cause")))
     for item in attempts:
         try:
             show_records(store, item)

@@ -5,8 +5,11 @@ Everything shown was committed by a stage; nothing is computed here but sums.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.text import Text
 
+from data_contracts.cost import Cost
 from data_contracts.records import Table
 from flows.command.screen import console, rich_table
 from flows.outcome import Outcome
@@ -31,13 +34,18 @@ def show_outcome(outcome: Outcome, workspace: Workspace) -> None:
     for table in outcome.evaluation.tables:
         out.print(rich_table(table))
     out.print(rich_table(gates_table(outcome)))
-    spent_now = sum(step.cost.flops for step in outcome.steps if not step.cached)
+    out.print(rich_table(costs_table(outcome.ledger.by_cause(), "cause")))
+    price, ran = workspace.config.budget.price, [step for step in outcome.steps if not step.cached]
+    spent_now = sum(step.cost.flops for step in ran)
     lines = {
         "plan": outcome.plan.why,
-        "FLOPs": f"{text(sum(outcome.flops.values()))} in all, {text(spent_now)} spent in this run",
+        "FLOPs": f"{text(outcome.ledger.total.flops)} in all, {text(spent_now)} spent in this run",
         "peak memory": size(outcome.peak_bytes),
         "time": f"{duration(outcome.seconds)}, {outcome.reused} of {len(outcome.steps)} stages reused",
     }
+    if price is not None:
+        paid_now = sum(price.of(step.stage, step.cost).money for step in ran)
+        lines["money"] = f"{text(outcome.ledger.total.money)} {price.currency} in all, {text(paid_now)} in this run"
     for name, value in lines.items():
         out.print(Text(f"{name:<14} {value}"))
     verdict = outcome.verdict
@@ -63,6 +71,24 @@ def steps_table(outcome: Outcome) -> Table:
         for step in outcome.steps
     )
     return Table(title="Stages", columns=("stage", "", "FLOPs", "tokens", "time", "peak memory"), rows=rows)
+
+
+def costs_table(costs: Mapping[str, Cost], what: str) -> Table:
+    """Return costs by stage or by cause; money where any was charged."""
+    priced = any(cost.money for cost in costs.values())
+    columns = (what, "FLOPs", "tokens", "time", "peak memory", *(["money"] if priced else []))
+    rows = tuple(
+        (
+            name,
+            cost.flops,
+            cost.tokens,
+            duration(cost.seconds),
+            size(cost.peak_bytes),
+            *([cost.money] if priced else []),
+        )
+        for name, cost in costs.items()
+    )
+    return Table(title=f"Costs by {what}", columns=columns, rows=rows)
 
 
 def decisions_table(outcome: Outcome) -> Table:

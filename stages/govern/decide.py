@@ -2,8 +2,8 @@
 
 What may still be spent is the budget minus the ledger, minus a share kept for the final evaluation; limits in tokens,
 seconds or money are turned into FLOPs at the rate at which training has spent them so far, so that one number is
-compared. Each remaining round gets an equal share, and there are no more rounds than affordable ones. Before the first
-scoring its cost is taken to be that of one training pass over the pool, as planned.
+compared, and the one that binds is named. Each remaining round gets an equal share, and there are no more rounds than
+affordable ones. Before the first scoring its cost is taken to be that of one training pass over the pool, as planned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from data_contracts.config import BudgetConfig, GovernConfig
-from data_contracts.cost import STOCKS, Budget, Cost
+from data_contracts.cost import STOCKS, Budget, Cost, Stock
 from data_contracts.direction import direction_of
 from data_contracts.errors import ArtifactError
 from data_contracts.ledger import Ledger
@@ -56,7 +56,7 @@ def decide(
         curves, checkpoints: one a segment, the warm-up first.
         plan: says what one training pass over the pool costs.
         previous: the decision that led to the latest segment; None after the warm-up.
-        spent: everything that the inputs descend from.
+        spent: everything that the inputs descend from; money is charged at the budget's price.
 
     Raises `ArtifactError` where curves and checkpoints are not parallel or do not follow `previous`.
     """
@@ -70,9 +70,9 @@ def decide(
     govern = settings.govern
     direction = direction_of(govern.metric, govern.direction)
     actions = _actions(previous)
-    budget = Budget(**settings.budget.model_dump())
+    budget, spent = settings.budget.limits, spent.priced(settings.budget.price)
     remaining = budget.minus(spent.total)
-    spendable = _spendable(budget, remaining, spent, govern.evaluation_share)
+    spendable, binding = _spendable(budget, remaining, spent, govern.evaluation_share)
     rounds_left = max(0, govern.rounds - round_)
     seen = State.from_curves(curves, metric=govern.metric, direction=direction, actions=actions)
     steps = _step_flops(seen)
@@ -91,6 +91,7 @@ def decide(
         **choice.numbers,
         "spent_flops": spent.total.flops,
         "spendable_flops": spendable,
+        "binding": binding,
         "rounds": govern.rounds,
         "rounds_left": rounds_left,
         "least_segment_flops": least,
@@ -153,8 +154,10 @@ def _actions(previous: Decision | None) -> tuple[str, ...]:
     return (*(str(previous.numbers[f"segment_{i}_action"]) for i in range(previous.round + 1)), previous.action)
 
 
-def _spendable(budget: Budget, remaining: Budget, spent: Ledger, evaluation_share: float) -> int | None:
-    """Return the FLOPs that training, scoring and selecting may still spend; None without any limit.
+def _spendable(
+    budget: Budget, remaining: Budget, spent: Ledger, evaluation_share: float
+) -> tuple[int | None, Stock | None]:
+    """Return the FLOPs that training, scoring and selecting may still spend, and which stock binds; None without limit.
 
     A limit on another stock counts as remaining / spent-in-training × FLOPs-in-training.
     """
@@ -162,7 +165,7 @@ def _spendable(budget: Budget, remaining: Budget, spent: Ledger, evaluation_shar
     for cause, cost in spent.by_cause().items():
         if cause in TRAINING:
             trained += cost
-    limits = []
+    limits: list[tuple[int, Stock]] = []
     for stock in STOCKS:
         limit: float | None = getattr(budget, stock)
         used: float = getattr(trained, stock)
@@ -170,10 +173,10 @@ def _spendable(budget: Budget, remaining: Budget, spent: Ledger, evaluation_shar
             continue
         left = max(0.0, getattr(remaining, stock) - evaluation_share * limit)
         if stock == "flops":
-            limits.append(int(left))
+            limits.append((int(left), stock))
         elif used > 0 and trained.flops > 0:
-            limits.append(int(left / used * trained.flops))
-    return min(limits, default=None)
+            limits.append((int(left / used * trained.flops), stock))
+    return min(limits, default=(None, None))
 
 
 def _mean_choosing(spent: Ledger, actions: Sequence[str]) -> int | None:

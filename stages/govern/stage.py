@@ -67,6 +67,7 @@ class Govern(Stage[GovernSlice]):
             "best step": decision.best_step,
             "next segment FLOPs at most": decision.segment_flops,
             "remaining FLOPs": decision.remaining.flops,
+            "what binds": decision.numbers["binding"],
             "direction": decision.direction,
         }
         if decision.non_finite_steps:

@@ -99,6 +99,10 @@ class TokenBatch:
             )
         return self._answers[0]
 
+    def weightless(self) -> TokenBatch:
+        """Return the batch with documents that weigh nothing in a loss."""
+        return replace(self, weights_D=torch.zeros_like(self.weights_D))
+
     def to(self, device: str | torch.device) -> TokenBatch:
         """Return the batch on `device`."""
         if self.input_ids_BT.device == torch.device(device):

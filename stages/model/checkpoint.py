@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from data_contracts.errors import ArtifactError
@@ -25,6 +25,8 @@ from data_contracts.records import ModelPin
 from stages.model.load import grow, load_folder, load_model, load_tokenizer
 from stages.model.nf4 import held_in_nf4, hold_in_nf4, release_from_nf4
 from stages.model.pin import TOKENIZER_FILES, locate
+from stages.model.shards import own, sharded
+from stages.model.stored import store
 
 TRAINER, OPTIMIZER, MODEL = "trainer.json", "optimizer.safetensors", "model.safetensors"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -51,6 +53,8 @@ def save_checkpoint(
     moments: Moments,
     trainer: dict[str, Any],
     state: Mapping[str, Tensor] | None = None,
+    *,
+    first: bool = True,
 ) -> None:
     """Write a checkpoint to `folder` (absent or empty), whole or not at all.
 
@@ -60,9 +64,17 @@ def save_checkpoint(
         trainer: technique, step, tokens, learning_rate, updates, beta2, epsilon; plain JSON. The base's digest is
             added.
         state: the optimizer's other tensors by name.
+        first: whether this rank writes; where weights are spread every rank calls, the others only give their parts.
 
     Raises `ArtifactError` where `folder` already holds something.
     """
+    stored = dict(state or {})
+    for name, (one, two) in moments.items():
+        stored[FIRST + name], stored[SECOND + name] = one, two
+    if not first:
+        store(None, _weights(model))
+        store(None, stored)
+        return
     if folder.exists() and any(folder.iterdir()):
         raise ArtifactError("an empty folder for a checkpoint", f"{folder.name} holds files", "give a new folder")
     scratch = folder.parent / f".{folder.name}.unfinished"
@@ -70,10 +82,7 @@ def save_checkpoint(
     scratch.mkdir(parents=True)
     _write_weights(scratch, model, pin)
     _copy_tokenizer(scratch, pin)
-    stored = {name: _held(value) for name, value in (state or {}).items()}
-    for name, (first, second) in moments.items():
-        stored[FIRST + name], stored[SECOND + name] = _held(first), _held(second)
-    save_file(stored, scratch / OPTIMIZER)
+    store(scratch / OPTIMIZER, stored)
     held = held_in_nf4(model)
     _write_json(scratch / TRAINER, {**trainer, "base_digest": pin.digest, **({FROZEN: held} if held else {})})
     _make_durable(scratch)
@@ -153,20 +162,26 @@ def read_trainer(folder: Path) -> dict[str, Any]:
 
 def _write_weights(folder: Path, model: Any, pin: ModelPin) -> None:
     inner = model.get_base_model() if hasattr(model, "peft_config") else model
-    inner.config.architectures = [type(inner).__name__]
+    inner.config.architectures = [type(inner).__name__.removeprefix("FSDP" if sharded(model) else "")]
     inner.config.save_pretrained(folder)
     if not hasattr(model, "peft_config"):
-        save_file(_untied(model.state_dict(), inner), folder / MODEL, metadata={"format": "pt"})
+        store(folder / MODEL, _weights(model), metadata={"format": "pt"})
         return
-    from peft import get_peft_model_state_dict
-
-    adapter = get_peft_model_state_dict(model, save_embedding_layers=False)
-    save_file({name: _held(tensor) for name, tensor in adapter.items()}, folder / ADAPTER, metadata={"format": "pt"})
+    store(folder / ADAPTER, _weights(model), metadata={"format": "pt"})
     model.active_peft_config.save_pretrained(str(folder))
     path = folder / ADAPTER_CONFIG
     values = json.loads(path.read_text(encoding="utf-8"))
     values = {key: sorted(value) if _texts(value) else value for key, value in values.items()}
     _write_json(path, values | {"base_model_name_or_path": pin.source, "inference_mode": True})
+
+
+def _weights(model: Any) -> dict[str, Tensor]:
+    """Return what a checkpoint stores of the model, as it is held."""
+    if not hasattr(model, "peft_config"):
+        return _untied(model.state_dict(), model)
+    from peft import get_peft_model_state_dict
+
+    return dict(get_peft_model_state_dict(model, save_embedding_layers=False))
 
 
 def _texts(value: Any) -> bool:
@@ -179,15 +194,11 @@ def _untied(state: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     kept = {}
     head = {f"{name}.weight" for name, module in model.named_modules() if module is model.get_output_embeddings()}
     for name in sorted(state, key=lambda name: (name in head, name)):
-        if model.config.tie_word_embeddings and name in head and state[name].data_ptr() in seen:
+        if model.config.tie_word_embeddings and name in head and own(state[name]).data_ptr() in seen:
             continue
-        seen[state[name].data_ptr()] = name
-        kept[name] = _held(state[name])
-    return dict(sorted(kept.items()))
-
-
-def _held(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu").contiguous()
+        seen[own(state[name]).data_ptr()] = name
+        kept[name] = state[name]
+    return kept
 
 
 def _copy_tokenizer(folder: Path, pin: ModelPin) -> None:

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from data_contracts.errors import ModelError
 from stages.model.batch import TokenBatch
 from stages.model.packing import attention_mask_for
+from stages.model.shards import WITHIN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,6 +53,15 @@ def document_losses(model: nn.Module, batch: TokenBatch, *, chunk_tokens: int | 
             a float64 model).
         answer_tokens_D: int64, how many tokens that is; the first token of a document never counts.
     """
+    within = getattr(model, WITHIN, None)  # gathers what lies outside the blocks around the pass
+    return (
+        _document_losses(model, batch, chunk_tokens)
+        if within is None
+        else within(_document_losses, model, batch, chunk_tokens)
+    )
+
+
+def _document_losses(model: nn.Module, batch: TokenBatch, chunk_tokens: int | None) -> tuple[Tensor, Tensor]:
     loss_N = token_losses(model, batch, chunk_tokens=chunk_tokens)
     documents = len(batch.example_ids)
     owner_N = batch.answers.document_N

@@ -8,7 +8,7 @@ Source: NF4's code, Dettmers et al. 2023 (QLoRA), appendix E; stochastic roundin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -28,10 +28,43 @@ _NEAR = 1e-4
 """A number so near to a code (in steps) is that code: dequantising and scaling again may miss it by a rounding."""
 
 
-class PackedLinear(nn.Module):
-    """A linear layer of a weight (outputs, inputs) held in `bits`; only its input gets a gradient.
+class HeldLinear(nn.Module):
+    """A linear layer that holds its weight (outputs, inputs) in few bits; only its input gets a gradient.
 
     Its state is that of a plain layer: `state_dict` gives the whole weight, in main memory.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.bias = layer.in_features, layer.out_features, layer.bias
+
+    def weight_as(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight that is held."""
+        raise TypeError(f"{type(self).__name__} defines no weight_as")
+
+    def whole(self) -> Tensor:
+        """Return, in float32, the weight of a plain layer that computes what this one does."""
+        return self.weight_as(torch.float32).contiguous()
+
+    def plain(self) -> nn.Linear:
+        """Return that plain layer, frozen."""
+        layer = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        layer.weight = nn.Parameter(self.whole(), requires_grad=False)
+        layer.bias = self.bias
+        return layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x Wᵀ + b."""
+        return FrozenProduct.of(x, self)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[prefix + "weight"] = self.whole().detach().cpu()
+        if self.bias is not None:
+            destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
+
+
+class PackedLinear(HeldLinear):
+    """A linear layer held in eight bits, or in four (NF4).
 
     Args:
         layer: is packed; on the meta device its shapes alone.
@@ -43,13 +76,8 @@ class PackedLinear(nn.Module):
     scales: Tensor
 
     def __init__(self, layer: nn.Linear, bits: Bits, uniform: Tensor | None = None) -> None:
-        super().__init__()
-        self.in_features, self.out_features, self.bits, self.bias = (
-            layer.in_features,
-            layer.out_features,
-            bits,
-            layer.bias,
-        )
+        super().__init__(layer)
+        self.bits = bits
         codes, scales = pack(layer.weight.detach(), bits, uniform)
         self.register_buffer("codes", codes, persistent=False)
         self.register_buffer("scales", scales, persistent=False)
@@ -64,21 +92,6 @@ class PackedLinear(nn.Module):
             both = torch.stack([self.codes >> 4, self.codes & 15], dim=-1)
             values = code.index_select(0, both.flatten().int()).view(-1, BLOCK)  # indexing would make them 64 bits wide
         return values.mul_(self.scales.to(dtype)).flatten()[:numbers].view(self.out_features, self.in_features)
-
-    def plain(self) -> nn.Linear:
-        """Return a plain layer with the weight that is held, in float32, frozen."""
-        layer = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        layer.weight = nn.Parameter(self.weight_as(torch.float32).contiguous(), requires_grad=False)
-        layer.bias = self.bias
-        return layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ + b."""
-        return FrozenProduct.of(x, self)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.weight_as(torch.float32).cpu()
 
 
 def pack(weight: Tensor, bits: Bits, uniform: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -112,15 +125,22 @@ def _upwards(share: Tensor, uniform: Tensor | None) -> Tensor:
 
 
 def linears(layer: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Module]]:
-    """Yield (parent, its name for the child, name in `layer`, child) of every plain or packed linear layer inside."""
+    """Yield (parent, its name for the child, name in `layer`, child) of every plain or held linear layer inside."""
     for path, parent in list(layer.named_modules()):
         for key, child in list(parent.named_children()):
-            if type(child) is nn.Linear or isinstance(child, PackedLinear):
+            if type(child) is nn.Linear or isinstance(child, HeldLinear):
                 yield parent, key, f"{path}.{key}" if path else key, child
 
 
+def hold(layer: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
+    """Put what `make` gives in the place of every plain linear layer inside."""
+    for parent, key, _, child in linears(layer):
+        if isinstance(child, nn.Linear):
+            setattr(parent, key, make(child))
+
+
 def release_packed(model: nn.Module) -> None:
-    """Replace every packed layer by a plain one with the weight that was held, in place."""
+    """Replace every held layer by a plain one with the weight that was held, in place."""
     for parent, key, _, child in linears(model):
-        if isinstance(child, PackedLinear):
+        if isinstance(child, HeldLinear):
             setattr(parent, key, child.plain())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from data_contracts.config import TrainConfig
 from data_contracts.records import ModelPin
@@ -19,12 +20,16 @@ from stages.plan.checkpointing import choose_blocks, least_blocks
 from stages.plan.pieces import SPEEDS, Held, Pieces
 from stages.plan.timeline import Timeline
 from stages.plan.trace import Shape, trace_flops, trace_step
+from stages.technique.base import Technique
 
 ROWS = (2, 3)
 """Rows traced; with one, kernels may skip a copy that two need."""
 PROCESS_BYTES = {"cpu": 640 * 2**20, "cuda": 640 * 2**20}
 """What is held beside the step. On a CPU: the resident size of a process that has loaded Python, torch, transformers,
 PEFT, Arrow and the store's client (measured on Linux). On CUDA: context and library workspaces."""
+
+LINKS = {"cpu": 1e9, "cuda": 1e11}
+"""Bytes a second between workers, in round numbers: a network of 10 Gbit/s, a link between accelerators."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class Estimator:
     device: str
     _pieces: dict[tuple[Shape, int, bool], Pieces] = field(default_factory=dict)
     _alike: bool | None = None
+    _model: Any = None
 
     def price(self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...] = ()) -> Priced:
         """Return what a step of `accumulation` micro-batches of `micro_batch` rows takes.
@@ -102,6 +108,12 @@ class Estimator:
         weights, moments, grown = self._fixed(shape)
         phases = {name: self._phase(shape, item, weights, moments) for name, item in held.items()}
         took = sum((grown if name == "update" else 1.0) * value for name, value in seconds.items())
+        if shape.shards > 1:
+            whole = self._fixed(replace(shape, shards=1))[0]
+            sent = (1 - 1 / shape.shards) * (2 * whole + moments * shape.shards // 2)  # gathered twice, summed once
+            took += accumulation * sent / LINKS[self.device]
+            if self.device == "cpu":  # each worker loads the model before it keeps its part
+                phases["load"] = PhaseBytes(whole, 0, 0, 0, PROCESS_BYTES[self.device])
         return Priced(phases, took)
 
     def phases(
@@ -137,9 +149,18 @@ class Estimator:
             weights=weights,
             moments=moments + direction,
             gradients=held.gradients,
-            activations=held.peak - held.gradients,
+            activations=held.peak - held.gradients + self._lingering(shape),
             process=PROCESS_BYTES[self.device],
         )
+
+    def _lingering(self, shape: Shape) -> int:
+        """Return what gloo's threads give up late: a gathered block and its gradient, as measured by
+        `benchmarks.memory`."""
+        if shape.shards == 1 or self.device != "cpu":
+            return 0
+        trace = self._traces(shape, again=False)[0]
+        own = zip(trace.block_weights, trace.block_moments, strict=True)
+        return shape.shards * max((weights + moments // 2 for weights, moments in own), default=0)
 
     def scoring(self, shape: Shape, trainable: int) -> dict[str, int]:
         """Return the bytes of influence of one row on one target group, by form.
@@ -147,8 +168,8 @@ class Estimator:
         Backward: weights, the direction, and all activations (nothing is recomputed); the taps keep what training's
         weight gradients would have kept. Forward: a copy of what is moved instead, and one layer's share of those.
         """
-        phases = self.phases(replace(shape, packed=False, update_in_backward=False, loss_chunks=1), 1, 1)
-        weights, process = self._fixed(replace(shape, precision="float32"))[0], phases["forward"].process
+        phases = self.phases(replace(shape, packed=False, update_in_backward=False, loss_chunks=1, shards=1), 1, 1)
+        weights, process = self._fixed(replace(shape, precision="float32", shards=1))[0], phases["forward"].process
         activations = max(phases[name].activations for name in ("forward", "backward"))
         moved = 4 * trainable
         return {
@@ -159,7 +180,7 @@ class Estimator:
     def flops(self, shape: Shape, recomputed: tuple[int, ...] = ()) -> FlopModel:
         """Return the operations of a forward and of a training pass, blocks recomputed or not; other savings are not
         part of it (see `stages.technique.cost`)."""
-        plain = replace(shape, optimizer_states="float32", loss_chunks=1, update_in_backward=False)
+        plain = replace(shape, optimizer_states="float32", loss_chunks=1, update_in_backward=False, shards=1)
 
         def traced(layers: int, places: tuple[int, ...] = ()) -> FlopModel:
             return trace_flops(self.pin, plain, layers=layers, device=self.device, recomputed=places)
@@ -173,20 +194,26 @@ class Estimator:
     def _shallow(self, shape: Shape) -> bool:
         if self._alike is None:
             self._alike = _layers_alike(self.pin)
-        return self._alike and self.pin.layers > shape.technique.traced_layers + 1
+        return self._alike and self.pin.layers > self._depth(shape) + 1
+
+    @staticmethod
+    def _depth(shape: Shape) -> int:
+        """Return how many layers are traced. While a spread layer's backward pass ends, the last but one is gathered:
+        the third is the first like all further ones, and another the last."""
+        return max(shape.technique.traced_layers, 4 if shape.shards > 1 else 0)
 
     def _traces(self, shape: Shape, again: bool) -> tuple[Timeline, Timeline]:
         shallow = self._shallow(shape)
-        if shape.optimizer_states == "8bit" and not shape.update_in_backward:  # its passes are those of float32
+        if shape.optimizer_states != "float32" and not shape.update_in_backward:  # its passes are those of float32
             few, more = self._traces(replace(shape, optimizer_states="float32"), again)
             if again:
                 return few, more
-            layers = shape.technique.traced_layers if shallow else self.pin.layers
+            layers = self._depth(shape) if shallow else self.pin.layers
             own = trace_step(
                 self.pin, replace(shape, loss_chunks=1), self.train, layers=layers, rows=ROWS[0], device=self.device
             )
             return few.with_update(own), more.with_update(own)
-        layers = shape.technique.traced_layers + again if shallow else self.pin.layers
+        layers = self._depth(shape) + again if shallow else self.pin.layers
         places = tuple(range(layers - 1 if shallow else layers)) if again else ()
 
         def trace(rows: int) -> Timeline:
@@ -216,6 +243,9 @@ class Estimator:
         more = self.pin.layers - len(trace.block_weights) if self._shallow(shape) else 0
         weights = trace.weights + (more * trace.block_weights[-1] if more else 0)
         moments = trace.moments + (more * trace.block_moments[-1] if more else 0)
+        if type(shape.technique).moment_bytes is not Technique.moment_bytes:
+            self._model = self._model or empty_model(self.pin)
+            moments = shape.technique.moment_bytes(self._model) or moments
         return weights, moments, moments / trace.moments if trace.moments else 1.0
 
 

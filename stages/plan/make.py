@@ -155,6 +155,7 @@ def _plan(
         loss_chunks=chunks,
         update_in_backward=inside,
         workers=config.train.workers,
+        sharded=shape.shards > 1,
         trainable=trainable,
         peak_bytes=chosen.peak_bytes,
         phases={name: phase.total for name, phase in chosen.phases.items()},

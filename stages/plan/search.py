@@ -1,10 +1,10 @@
 """The search: every compatible way of training, its peak and its speed; what does not fit is out; the rest is ranked.
 
-A way is a technique, a micro-batch and savings: moments in 8 bits, the output head in parts, updates inside the
-backward pass, and which blocks are recomputed. Techniques come in the configured order, a better one that fits before
-any of the next (the prior on quality between techniques is the user's order). Within one, ways are ranked by modelled
-tokens a second times a prior on quality: 1 where losses are what they are without the saving, `PRIOR_8BIT` for moments
-in 8 bits. No saving is modelled to make a step faster, so they are priced only where the fastest plain way of a
+A way is a technique, a micro-batch and savings: moments in another form, the output head in parts, updates inside the
+backward pass, everything spread over the workers, and which blocks are recomputed. Techniques come in the configured
+order, a better one that fits before any of the next (the prior on quality between techniques is the user's order).
+Within one, ways are ranked by modelled tokens a second times a prior on quality: 1 where losses are what they are
+without the saving, `PRIORS` for moments in another form. Savings are priced only where the fastest plain way of a
 technique does not fit. Which step is priced, and how, is the estimator's.
 """
 
@@ -20,12 +20,17 @@ from data_contracts.errors import DoesNotFitError
 from stages.plan.estimate import PhaseBytes, Priced
 from stages.plan.trace import Shape
 from stages.technique.states import has_8bit
+from stages.technique.step import States
 
 LOSS_CHUNKS = 8
 """Parts of the output head's work; as torchtune's default."""
-PRIOR_8BIT = 0.95
-"""Worth of a token where moments are held in 8 bits: Dettmers et al. 2022 (arXiv 2110.02861, table 1) find no loss on
-ten tasks; 5 % is asked for what was not among them."""
+PRIORS: dict[States, float] = {"float32": 1.0, "8bit": 0.95, "4bit": 0.85, "mini": 0.95}
+"""Worth of a token by the form of the moments. Dettmers et al. 2022 (arXiv 2110.02861, table 1) find no loss with 8
+bits on ten tasks, Zhang et al. 2024 (arXiv 2406.16793) none with Adam-mini: 5 % is asked for what was not among them.
+With 4 bits a small model here takes a sixth more steps to the same loss (`tests/stages/technique/test_savings.py`)."""
+FORMS: dict[States, str] = {
+    "8bit": "moments in 8 bits", "4bit": "moments in 4 bits", "mini": "one second moment a block"
+}  # fmt: skip
 LEAST_SHARE = 0.05
 """Savings on moments and gradients are tried where moments are at least this share of the weights."""
 
@@ -81,7 +86,7 @@ class Way:
     @property
     def worth(self) -> float:
         """Tokens a second times the prior on quality."""
-        return self.tokens_per_second * (PRIOR_8BIT if self.shape.optimizer_states == "8bit" else 1.0)
+        return self.tokens_per_second * PRIORS[self.shape.optimizer_states]
 
     @property
     def rank(self) -> tuple[int, float, int]:
@@ -98,8 +103,10 @@ class Way:
             found.append(f"loss in {shape.loss_chunks} parts")
         if shape.update_in_backward:
             found.append("updates inside the backward pass")
-        if shape.optimizer_states == "8bit":
-            found.append("moments in 8 bits")
+        if shape.optimizer_states in FORMS:
+            found.append(FORMS[shape.optimizer_states])
+        if shape.shards > 1:
+            found.append(f"spread over {shape.shards} workers")
         return found
 
     @property
@@ -198,9 +205,9 @@ class _Terms:
         trains_much = phase.moments >= LEAST_SHARE * phase.weights
         chunks = (1, LOSS_CHUNKS) if "chunked_loss" in savings else (1,)
         inside = trains_much and "update_in_backward" in savings and self.workers <= 1
-        small = trains_much and "states_8bit" in savings and has_8bit()
+        small = [form for form in FORMS if trains_much and f"states_{form}" in savings]
         yield shape
-        for states in ("float32", "8bit") if small else ("float32",):
+        for states in ("float32", *(form for form in small if form != "8bit" or has_8bit())):
             for parts in chunks:
                 for backward in (False, True) if inside else (False,):
                     answers = math.ceil(shape.answers / parts) * parts
@@ -209,6 +216,10 @@ class _Terms:
                     )
                     if saved != shape:
                         yield saved
+        if self.workers > 1 and "shard" in savings:
+            for parts in chunks:
+                answers = math.ceil(shape.answers / parts) * parts
+                yield replace(shape, loss_chunks=parts, answers=answers, shards=self.workers)
 
 
 def _refusal(ways: Sequence[Way], plan: PlanConfig, limit: int) -> DoesNotFitError:

@@ -9,7 +9,7 @@ counted; other kernels' own scratch, fragmentation and the process itself are no
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -24,14 +25,18 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 from stages.meter.flops import FORMULAS
+from stages.model.shards import own
 from stages.technique.states import scratch_bytes
 
 PHASES = ("forward", "backward", "forward again", "backward again", "update")
 """Of a window of two micro-batches: the second meets the gradients that the first has left. Of a step that updates
 inside the backward pass: its two passes."""
+OWN = -1
+"""Stands for the number of a storage that stays all the time."""
 BEFORE, AFTER = -1, -2
 """Places of what runs before the first block and after the last one."""
 
+_EMPTY = torch.ops.aten.empty.memory_format
 _READ = torch.ops.aten._local_scalar_dense.default
 
 
@@ -90,6 +95,23 @@ def _tensors(items: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
+@contextmanager
+def _resizing(told: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Tell of every storage that is resized inside, which no dispatch mode sees."""
+    real = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        found = real(storage, size)
+        told(storage)
+        return found
+
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = real  # type: ignore[method-assign]
+
+
 class StorageWatch(TorchDispatchMode):
     """Follow storages while a step runs; use as a context around it, inside a FakeTensorMode."""
 
@@ -109,9 +131,9 @@ class StorageWatch(TorchDispatchMode):
         """Take tensors that stay all the time (weights, moments) out of what is followed; return their bytes."""
         total = 0
         for tensor in tensors:
-            storage = tensor.untyped_storage()
+            storage = own(tensor).untyped_storage()
             if storage not in self._seen:
-                self._seen[storage] = True
+                self._seen[storage] = OWN
                 total += storage.nbytes()
         return total
 
@@ -140,6 +162,7 @@ class StorageWatch(TorchDispatchMode):
             for place, block in enumerate(blocks):
                 exits.callback(block.register_forward_pre_hook(self._entering(place)).remove)
                 exits.callback(block.register_forward_hook(self._leaving(place, len(blocks))).remove)
+            exits.enter_context(_resizing(self._resized))
             exits.enter_context(self)
             yield
             self._close()
@@ -176,6 +199,8 @@ class StorageWatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _READ:  # a norm or a loss that is asked for its value: fake tensors have none, and any will do
             return 1.0 if args[0].is_floating_point() else 1
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # what it does to this rank's part comes here next
         self._move(torch._C._current_autograd_node() is not None)
         out = func(*args, **(kwargs or {}))
         found = list(_tensors((out,)))
@@ -184,6 +209,8 @@ class StorageWatch(TorchDispatchMode):
         stretch = self._stretches[self.phase][-1]
         stretch.ops.append(func)
         inside = scratch_bytes(args[1].numel(), args[1].device.type) if func.namespace == "bitsandbytes" else 0
+        if func.namespace == "c10d":  # gloo gathers and scatters through one tensor of all ranks' parts
+            inside = max((t.numel() * t.element_size() for t in _tensors(args) if t.device.type == "cpu"), default=0)
         stretch.live.append(self._held + inside)
         if func.is_view:
             stretch.flops.append(0)
@@ -210,19 +237,35 @@ class StorageWatch(TorchDispatchMode):
         storage = tensor.untyped_storage()
         if storage in self._seen:
             return
-        self._seen[storage] = True
+        self._born(storage)
+
+    def _born(self, storage: torch.UntypedStorage) -> None:
         size, number = storage.nbytes(), self._number
+        self._seen[storage] = number
         self._number += 1
         self._held += size
         stretch = self._stretches[self.phase][-1]
         self._births[number] = (self.phase, stretch, len(stretch.ops), size)
         self._ends[number] = weakref.ref(storage, lambda _: self._free(number))
 
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """Follow a storage that was emptied or filled in place, as weights that are gathered are."""
+        number = self._seen.get(storage)
+        if number is None:
+            self._born(storage)
+        elif number != OWN:
+            phase, stretch, at, size = self._births[number]
+            self._births[number] = (phase, stretch, at, storage.nbytes())
+            self._held += storage.nbytes() - size
+
     def _free(self, number: int) -> None:
-        phase, stretch, _, size = self._births.pop(number)
+        phase, stretch, at, size = self._births.pop(number)
         self._held -= size
         now = self._stretches[self.phase][-1]
-        if self.phase == phase and stretch.place >= 0 and now.place == AFTER:
+        buffer = (
+            at < len(stretch.ops) and stretch.ops[at] is _EMPTY
+        )  # weights are gathered through one, not one a block
+        if self.phase == phase and stretch.place >= 0 and now.place == AFTER and not buffer:
             stretch.released += size
         del self._ends[number]
 

@@ -1,7 +1,7 @@
 """Trace the step that training runs: the same technique, optimizer and step function, on fake tensors.
 
-The model is built on the meta device, wrapped by its technique there, and then given fake storage on the device planned
-for, so that a model of any size is traced in seconds and a few megabytes.
+The model is a fake one, so that any size is traced in seconds and a few megabytes; where it is spread over workers, so
+are its first worker's collectives, with partners that are not there.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
+from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from data_contracts.config import TrainConfig
 from data_contracts.records import ModelPin
 from stages.meter.flops import FlopModel, plain_positions
 from stages.model.batch import Answers, Row, TokenBatch, collate
-from stages.model.load import empty_model
 from stages.model.loss import plain
 from stages.model.packing import collate_packed
+from stages.model.shards import ranks, shard
 from stages.plan.timeline import StorageWatch, Timeline
 from stages.technique.base import Technique
-from stages.technique.frozen import halve_frozen
-from stages.technique.recompute import blocks_of, recompute
+from stages.technique.fake import fake_model
+from stages.technique.recompute import blocks_of
 from stages.technique.states import AdamW8bit, code_values
 from stages.technique.step import States
 
@@ -35,8 +37,8 @@ from stages.technique.step import States
 class Shape:
     """One way of training, all but how many rows and which blocks are recomputed: what is traced.
 
-    `answers` is the number of supervised tokens of a row, at least 1 and a multiple of `loss_chunks`; the rest are the
-    plan's fields of these names.
+    `answers` is the number of supervised tokens of a row, at least 1 and a multiple of `loss_chunks`; everything is
+    spread over `shards` workers; the rest are the plan's fields of these names.
     """
 
     technique: Technique
@@ -47,6 +49,7 @@ class Shape:
     optimizer_states: States = "float32"
     loss_chunks: int = 1
     update_in_backward: bool = False
+    shards: int = 1
 
 
 @lru_cache(maxsize=128)  # a later plan of the same run traces the same steps
@@ -66,10 +69,13 @@ def trace_step(
         code_values()  # made of real numbers
     window = 1 if shape.update_in_backward else 2
     mode = FakeTensorMode()
-    model = fake_model(pin, shape, layers=layers, device=device, mode=mode, recomputed=recomputed)
+    model = fake_model(pin, shape.technique, shape.precision, layers=layers, device=device, mode=mode,
+                       recomputed=recomputed)  # fmt: skip
     batch = _fake_batch(shape, rows, device, mode)
     watch, blocks = StorageWatch(), blocks_of(model)
-    with mode, plain_positions():
+    with pretended(shape.shards, device) as mesh, mode, plain_positions():
+        if mesh is not None:
+            shard(model, blocks, mesh)
         optimizer = shape.technique.optimizer(model, train, 1e-3, 0, shape.optimizer_states)
         if isinstance(inner := getattr(optimizer, "adamw", None), AdamW8bit):
             inner.piece = 2**62  # pieces are views: the same bytes, traced once
@@ -86,7 +92,8 @@ def trace_step(
         weights = watch.own([*model.parameters(), *model.buffers()]) + sum(size for size, _ in of_blocks)
         moments = watch.own(item for each in held.values() for item in each) + sum(size for _, size in of_blocks)
         watch.own(_tensors(batch))
-        with watch.following(plain(model).base_model, blocks):
+
+        def step() -> None:
             optimizer.step(
                 [batch] * window,
                 1e-3,
@@ -95,6 +102,12 @@ def trace_step(
                 loss_chunks=shape.loss_chunks,
                 in_backward=shape.update_in_backward,
             )
+
+        if mesh is not None:  # an operator on spread tensors is tried on others when it comes for the first time
+            with StorageWatch().following(plain(model).base_model, blocks):
+                step()
+        with watch.following(plain(model).base_model, blocks):
+            step()
     return watch.timeline(weights, moments, of_blocks)
 
 
@@ -107,27 +120,24 @@ def trace_flops(
     The mean is not rounded: it is linear in depth as it is.
     """
     mode = FakeTensorMode()
-    model = fake_model(pin, shape, layers=layers, device=device, mode=mode, recomputed=recomputed)
+    model = fake_model(pin, shape.technique, shape.precision, layers=layers, device=device, mode=mode,
+                       recomputed=recomputed)  # fmt: skip
     with mode:
         optimizer = shape.technique.optimizer(model, TrainConfig(), 1e-3, 0)
         return FlopModel.mean([optimizer.price(window) for window in optimizer.cycle()])
 
 
-def fake_model(
-    pin: ModelPin, shape: Shape, *, layers: int, device: str, mode: FakeTensorMode, recomputed: tuple[int, ...] = ()
-) -> Any:
-    """Build, wrap and set up the model as training does, with fake storage on `device`."""
-    model = shape.technique.wrap(empty_model(pin, layers=layers))
-    halve_frozen(model, shape.precision)
-    recompute(model, recomputed)
-    wanted = {name for name, item in model.named_parameters() if item.requires_grad}
-    with mode:
-        model._apply(lambda item: torch.empty(item.shape, dtype=item.dtype, device=device))
-        plain(model).tie_weights()
-    for name, item in model.named_parameters():
-        item.requires_grad_(name in wanted)
-    model.train()
-    return model
+@contextmanager
+def pretended(ranks_: int, device: str) -> Iterator[DeviceMesh | None]:
+    """Give the mesh of so many ranks, of which this process is the first and the others do not exist; None for one."""
+    if ranks_ == 1:
+        yield None
+        return
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks_)
+    try:
+        yield ranks(device)
+    finally:
+        distributed.destroy_process_group()
 
 
 @contextmanager

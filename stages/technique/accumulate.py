@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
+
+from stages.model.shards import own
 
 
 class Gradient:
@@ -25,7 +27,7 @@ class Gradient:
         if fresh is None:
             return
         parameter.grad = None
-        norm = torch.linalg.vector_norm(fresh).double()
+        norm = torch.linalg.vector_norm(own(fresh)).double()
         self.micro_square = self.micro_square + norm.square()
         if not self._keep:
             self._norms[parameter] = norm
@@ -65,16 +67,23 @@ def _hooked(parameters: Sequence[nn.Parameter], take: Callable[[nn.Parameter], N
 
 
 @contextmanager
-def updating(parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
+def updating(
+    parameters: Sequence[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    factor: float,
+    measured: Callable[[Sequence[nn.Parameter]], AbstractContextManager[None]] | None = None,
+) -> Iterator[None]:
     """Update each parameter inside the backward pass, as soon as its gradient is whole; zeros are one that none comes
-    for, so that moments decay as they do in a plain step."""
+    for, so that moments decay as they do in a plain step. `measured` is a context that each update is made in."""
     missing = set(parameters)
+    around = measured or (lambda _: nullcontext())
 
     def update(parameter: nn.Parameter) -> None:
         if parameter.grad is None:
             return
         parameter.grad.mul_(factor)
-        optimizer.step()  # no other parameter has a gradient
+        with around([parameter]):
+            optimizer.step()  # no other parameter has a gradient
         parameter.grad = None
         missing.discard(parameter)
 
@@ -83,5 +92,6 @@ def updating(parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimize
     for parameter in parameters:
         if parameter in missing:
             parameter.grad = torch.zeros_like(parameter)
-            optimizer.step()
+            with around([parameter]):
+                optimizer.step()
             parameter.grad = None

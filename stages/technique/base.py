@@ -36,7 +36,7 @@ class Technique(Method):
     steady: ClassVar[bool] = True
     """Whether the same parameters train at every window, all by backward passes and with Adam's two moments: what reads
     gradients in training (`train.influence`) needs that."""
-    savings: ClassVar[frozenset[Saving]] = frozenset(get_args(Saving))
+    savings: ClassVar[frozenset[Saving]] = frozenset(get_args(Saving)) - {"shard"}
     """Which of a plan's savings go with it."""
     packs: ClassVar[bool] = False
     """Whether `wrap` makes a model smaller: it is then wrapped in main memory and put on its device afterwards."""
@@ -59,7 +59,7 @@ class Technique(Method):
             train: settings of AdamW.
             learning_rate: the peak.
             seed: of all that is drawn in training; alike on every worker.
-            states: in which AdamW holds its moments; "8bit" is asked for only where `savings` has "states_8bit".
+            states: in which AdamW holds its moments; others than float32 are asked for only where `savings` has them.
         """
         from stages.technique.optimizer import Adam
 
@@ -73,6 +73,10 @@ class Technique(Method):
     def traced_lengths(self, longest: int) -> tuple[int, ...]:
         """Return the row lengths, at most `longest`, whose dearest is the dearest of all."""
         return (longest,)
+
+    def moment_bytes(self, model: PreTrainedModel) -> int | None:
+        """Return the bytes of the moments of `model` at full depth where they are not those of its layers added up."""
+        return None
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return one plain model that computes what the trained `model` computes; `model` is used up."""
@@ -97,6 +101,29 @@ class InPlace(Technique):
     def trainable_count(self, model: PreTrainedModel) -> int:
         """Return the number of parameters, tied ones once."""
         return sum(parameter.numel() for parameter in model.parameters())
+
+
+class InNumbers(InPlace):
+    """A technique that holds the decoder's linear layers as whole numbers of n bits, and trains them or beside them."""
+
+    steady: ClassVar[bool] = False
+    packs: ClassVar[bool] = True
+
+    def merge(self, model: nn.Module) -> PreTrainedModel:
+        """Return the model with every layer whole, as it was trained."""
+        from stages.model.packed import release_packed
+
+        release_packed(model)
+        return model  # type: ignore[return-value]
+
+    @staticmethod
+    def shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
+        """Return (inputs, outputs) of the decoder's linear layers."""
+        from stages.model.packed import linears
+        from stages.technique.blocks import layers_of
+
+        found = [child for _, layer in layers_of(model) for *_, child in linears(layer)]
+        return [(int(child.in_features), int(child.out_features)) for child in found]  # type: ignore[arg-type]
 
 
 def refuse_influence(technique: Technique) -> None:

@@ -97,6 +97,7 @@ class DrawnLayers(Optimizer):
         self.seed = int(plain["seed"])
         self.enter(int(plain["period"]))
         super().restore(plain, tensors)
+        self.adamw.state.clear()
         self.layer_updates = int(plain["layer_updates"])
         moments = moments_in(tensors)
         if self.updates:

@@ -48,6 +48,7 @@ class LowRank(Gaussian):
         super().__init__(model, train, epsilon, seed)
         self.rank, self.interval, self.momentum = rank, interval, momentum
         self._momenta: dict[str, Tensor] = {}
+        self._expressed = 0  # the interval in whose V they are
 
     def factors(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return U_mr and V_nr of this window for a matrix of shape (m, n)."""
@@ -81,13 +82,14 @@ class LowRank(Gaussian):
 
     def renew(self) -> None:
         """Where V is new, express the momenta in it: N Vᵀ V' / n, for the old V and the new V' of n rows."""
-        interval, place = divmod(self.windows, self.interval)
-        if place or not interval:
+        interval = self.windows // self.interval
+        if interval == self._expressed:
             return
         for name, mean_mr in self._momenta.items():
             weight = self.named[name]
-            old_nr, new_nr = (self.kept_factor(name, weight, number) for number in (interval - 1, interval))
+            old_nr, new_nr = (self.kept_factor(name, weight, number) for number in (self._expressed, interval))
             mean_mr.copy_(mean_mr @ (old_nr.T @ new_nr) / weight.shape[1])
+        self._expressed = interval
 
     def thin_flops(self, weight: Tensor) -> int:
         """Return the operations of U Vᵀ."""
@@ -104,6 +106,10 @@ class LowRank(Gaussian):
         """Return the windows of one V."""
         return range(self.interval, 2 * self.interval) if self.momentum else (0,)
 
+    def plain(self) -> dict[str, Any]:
+        """Add the number of the V that the momenta are expressed in."""
+        return super().plain() | {"expressed": self._expressed}
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the momenta by parameter name."""
         return {MOMENTUM + name: value for name, value in self._momenta.items()}
@@ -111,6 +117,7 @@ class LowRank(Gaussian):
     def restore(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take the momenta over."""
         super().restore(plain, tensors)
+        self._expressed = int(plain["expressed"])
         self._momenta = {
             name.removeprefix(MOMENTUM): value.to(self.named[name.removeprefix(MOMENTUM)].device)
             for name, value in tensors.items()

@@ -20,7 +20,8 @@ from stages.meter.flops import FlopModel
 from stages.model.batch import TokenBatch
 from stages.model.checkpoint import FIRST, SECOND
 from stages.technique.attempt import AllReduce
-from stages.technique.states import AdamW8bit, empty_state
+from stages.technique.bounds import Bounds
+from stages.technique.states import HeldAdamW
 from stages.technique.step import (
     Moments,
     States,
@@ -47,6 +48,7 @@ class How(TypedDict, total=False):
     loss_chunks: int
     products: RowProducts | None
     in_backward: bool
+    bounds: Bounds | None
 
 
 class Optimizer(ABC):
@@ -93,7 +95,8 @@ class Optimizer(ABC):
         return self.tensors()
 
     def restore(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `plain`, and `tensors` or `held`, gave; the weights are written afterwards."""
+        """Take over what `plain`, and `tensors` or `held`, gave, in place of whatever state there was; the weights are
+        written afterwards."""
         self.windows, self.updates = int(plain["windows"]), int(plain["updates"])
 
     @abstractmethod
@@ -108,6 +111,10 @@ class Optimizer(ABC):
         if self._priced is None:
             self._priced = FlopModel.trace(self.model, train=True)
         return self._priced
+
+    def priced_as(self, passes: FlopModel) -> None:
+        """Take the operations of a window from elsewhere: a model that is spread over ranks cannot be traced by one."""
+        self._priced = passes
 
     def cycle(self) -> Sequence[int]:
         """Return windows whose mean price is that of a long training."""
@@ -147,7 +154,11 @@ class Adam(Optimizer):
 
 
 def give(adamw: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], updates: int) -> None:
-    """Give an AdamW its state: bit for bit where `held_states` gave it, else the moments, which `updates` have made."""
+    """Give an AdamW its state: bit for bit where `held_states` gave it, else the moments, which `updates` have made.
+
+    Without updates it has none afterwards.
+    """
+    adamw.state.clear()
     if any(name.startswith("step.") for name in tensors):
         load_states(adamw, model, tensors)
     elif updates:
@@ -158,7 +169,7 @@ def stood(adamw: torch.optim.Optimizer, model: nn.Module) -> dict[str, list[Tens
     """Put zero state into an AdamW, as after an update, and return its tensors by parameter."""
     held = {}
     for name, item in trainable(model).items():
-        state = empty_state(item) if isinstance(adamw, AdamW8bit) else {}
+        state = adamw.empty_state(item) if isinstance(adamw, HeldAdamW) else {}
         for key in () if state else ("exp_avg", "exp_avg_sq"):
             state[key] = torch.zeros_like(item)
         adamw.state[item] = {"step": torch.tensor(1.0)} | state

@@ -18,7 +18,7 @@ from typing_extensions import Unpack
 
 from stages.meter.flops import FlopModel, recomputed
 from stages.model.batch import TokenBatch
-from stages.model.packed import Bits, PackedLinear, linears
+from stages.model.packed import Bits, PackedLinear, hold, linears
 from stages.technique.blocks import Schedule, Turns, layers_of
 from stages.technique.gaussian import Gaussian
 from stages.technique.mixed import both_ways
@@ -37,9 +37,7 @@ def pack_layers(model: nn.Module, bits: Bits | None) -> None:
     if bits is None:
         return
     for _, layer in layers_of(model):
-        for parent, key, _, child in linears(layer):
-            if not isinstance(child, PackedLinear):
-                setattr(parent, key, PackedLinear(cast(nn.Linear, child), bits))
+        hold(layer, lambda child: PackedLinear(child, bits))
 
 
 class PackedBlocks(Turns):

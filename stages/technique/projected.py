@@ -161,6 +161,7 @@ class Projected(Optimizer):
         """Take them over."""
         super().restore(plain, tensors)
         self.adam.seed, self.adam.updates = int(plain["seed"]), self.updates
+        self.adam.state.clear()
         for key, value in tensors.items():
             _, part, name = key.split(".", 2)
             item = self.adam.named[name]

@@ -1,4 +1,4 @@
-"""AdamW whose two moments are held in 8 bits: 2.03 bytes a parameter instead of 8.
+"""AdamW whose two moments are held in another form than float32, and the one of 8 bits: 2.03 bytes a parameter, not 8.
 
 Blocks of 256 numbers share one scale; a number is one of 256 steps of a dynamic code (Dettmers et al. 2022, arXiv
 2110.02861, section 2). The update itself is bitsandbytes' kernel, in float32; tensors of fewer than 4,096 numbers keep
@@ -55,17 +55,57 @@ def code_values() -> tuple[list[float], list[float]]:
     return create(signed=True).tolist(), create(signed=False).tolist()
 
 
-class AdamW8bit(torch.optim.Optimizer):
-    """AdamW with 8-bit moments; arguments as torch's.
-
-    A parameter's state holds `step` and, with 8 bits, uint8 `exp_avg` and `exp_avg_sq` with float32 `exp_avg_scale` and
-    `exp_avg_sq_scale`, one number a block; with fewer than `LEAST` numbers, float32 `exp_avg` and `exp_avg_sq`.
+class HeldAdamW(torch.optim.Optimizer):
+    """AdamW; arguments as torch's. A form says how a parameter's state is held and updated; `step` is the number of its
+    updates. Where a form leaves a parameter alone, float32 `exp_avg` and `exp_avg_sq` are updated by torch's formula.
     """
 
     def __init__(
         self, params: Iterable[Any], *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float = 0.0
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    if not state:
+                        state.update(self.empty_state(parameter))
+                    state["step"] += 1
+                    self.update(parameter, state, group)
+
+    def update(self, parameter: nn.Parameter, state: dict[str, Any], group: Mapping[str, Any]) -> None:
+        """Move one parameter and its moments."""
+        update_float32(parameter, state, group)
+
+    def empty_state(self, parameter: Tensor) -> dict[str, Any]:
+        """Return the state of a parameter that was never updated."""
+        return {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+
+    def encode(self, parameter: Tensor, average: Tensor, square: Tensor, updates: int) -> dict[str, Any]:
+        """Return the state that holds float32 moments as nearly as the form can."""
+        state = self.empty_state(parameter) | {"step": updates}
+        state["exp_avg"].copy_(average)
+        state["exp_avg_sq"].copy_(square)
+        return state
+
+    def decode(self, parameter: Tensor, state: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return (exp_avg, exp_avg_sq) of a state in float32, of the parameter's shape."""
+        return state["exp_avg"], state["exp_avg_sq"]
+
+
+class AdamW8bit(HeldAdamW):
+    """AdamW with 8-bit moments.
+
+    A parameter's state holds uint8 `exp_avg` and `exp_avg_sq` with float32 `exp_avg_scale` and `exp_avg_sq_scale`, one
+    number a block; with fewer than `LEAST` numbers, float32 `exp_avg` and `exp_avg_sq`.
+    """
+
+    def __init__(self, params: Iterable[Any], **settings: Any) -> None:
+        super().__init__(params, **settings)
         self._codes: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self.piece = PIECE
         for group in self.param_groups:
@@ -79,22 +119,10 @@ class AdamW8bit(torch.optim.Optimizer):
             self._codes[device] = (torch.tensor(first, device=device), torch.tensor(second, device=device))
         return self._codes[device]
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    state = self.state[parameter]
-                    if not state:
-                        state.update(empty_state(parameter))
-                    state["step"] += 1
-                    if "exp_avg_scale" in state:
-                        self._update(parameter, state, group)
-                    else:
-                        _update_float32(parameter, state, group)
-
-    def _update(self, parameter: nn.Parameter, state: Mapping[str, Any], group: Mapping[str, Any]) -> None:
+    def update(self, parameter: nn.Parameter, state: dict[str, Any], group: Mapping[str, Any]) -> None:
+        """Move one parameter and its moments, piece by piece."""
+        if "exp_avg_scale" not in state:
+            return super().update(parameter, state, group)
         first, second = self.codes(parameter.device)
         weights, gradient = parameter.view(-1), parameter.grad.contiguous().view(-1)  # type: ignore[union-attr]
         (beta1, beta2), step = group["betas"], state["step"]
@@ -106,9 +134,45 @@ class AdamW8bit(torch.optim.Optimizer):
                 group["eps"], step, group["lr"], first, second, state["exp_avg_scale"][blocks],
                 state["exp_avg_sq_scale"][blocks], group["weight_decay"], 1.0, False,
             )  # fmt: skip
+        return None
+
+    def empty_state(self, parameter: Tensor) -> dict[str, Any]:
+        """Return the state of a parameter that was never updated."""
+        if parameter.numel() < LEAST:
+            return super().empty_state(parameter)
+        blocks, device = math.ceil(parameter.numel() / BLOCK), parameter.device
+        state: dict[str, Any] = {"step": 0}
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
+            state[f"{name}_scale"] = torch.zeros(blocks, dtype=torch.float32, device=device)
+        return state
+
+    def encode(self, parameter: Tensor, average: Tensor, square: Tensor, updates: int) -> dict[str, Any]:
+        """Return the state that holds float32 moments as nearly as 8 bits can."""
+        if parameter.numel() < LEAST:
+            return super().encode(parameter, average, square, updates)
+        state = self.empty_state(parameter) | {"step": updates}
+        codes = self.codes(parameter.device)
+        for name, given, code in zip(("exp_avg", "exp_avg_sq"), (average, square), codes, strict=True):
+            value = given.to(parameter.device, torch.float32)
+            found, scale = torch.ops.bitsandbytes.quantize_blockwise(value.contiguous(), code, BLOCK)
+            state[name].copy_(found.view_as(value))
+            state[f"{name}_scale"].copy_(scale)
+        return state
+
+    def decode(self, parameter: Tensor, state: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return (exp_avg, exp_avg_sq) of a state in float32, of the parameter's shape."""
+        if "exp_avg_scale" not in state:
+            return super().decode(parameter, state)
+        average, square = (
+            torch.ops.bitsandbytes.dequantize_blockwise(state[name], state[f"{name}_scale"], code, BLOCK, torch.float32)
+            for name, code in zip(("exp_avg", "exp_avg_sq"), self.codes(parameter.device), strict=True)
+        )
+        return average.view_as(parameter), square.view_as(parameter)
 
 
-def _update_float32(parameter: nn.Parameter, state: Mapping[str, Any], group: Mapping[str, Any]) -> None:
+def update_float32(parameter: nn.Parameter, state: Mapping[str, Any], group: Mapping[str, Any]) -> None:
+    """Update a parameter with float32 moments as torch's AdamW does."""
     (beta1, beta2), step, gradient = group["betas"], state["step"], parameter.grad
     average, square = state["exp_avg"], state["exp_avg_sq"]
     parameter.mul_(1 - group["lr"] * group["weight_decay"])
@@ -116,42 +180,3 @@ def _update_float32(parameter: nn.Parameter, state: Mapping[str, Any], group: Ma
     square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     root = (square.sqrt() / math.sqrt(1 - beta2**step)).add_(group["eps"])
     parameter.addcdiv_(average, root, value=-group["lr"] / (1 - beta1**step))
-
-
-def empty_state(parameter: Tensor) -> dict[str, Any]:
-    """Return the state of a parameter that was never updated."""
-    if parameter.numel() < LEAST:
-        return {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
-    blocks, device = math.ceil(parameter.numel() / BLOCK), parameter.device
-    state: dict[str, Any] = {"step": 0}
-    for name in ("exp_avg", "exp_avg_sq"):
-        state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
-        state[f"{name}_scale"] = torch.zeros(blocks, dtype=torch.float32, device=device)
-    return state
-
-
-def encode(optimizer: AdamW8bit, parameter: Tensor, average: Tensor, square: Tensor, updates: int) -> dict[str, Any]:
-    """Return the state that holds float32 moments as nearly as 8 bits can."""
-    state = empty_state(parameter)
-    state["step"] = updates
-    codes = optimizer.codes(parameter.device)
-    for name, given, code in zip(("exp_avg", "exp_avg_sq"), (average, square), codes, strict=True):
-        value = given.to(parameter.device, torch.float32)
-        if f"{name}_scale" in state:
-            found, scale = torch.ops.bitsandbytes.quantize_blockwise(value.contiguous(), code, BLOCK)
-            state[name].copy_(found.view_as(value))
-            state[f"{name}_scale"].copy_(scale)
-        else:
-            state[name].copy_(value)
-    return state
-
-
-def decode(optimizer: AdamW8bit, parameter: Tensor, state: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return (exp_avg, exp_avg_sq) of a state in float32, of the parameter's shape."""
-    if "exp_avg_scale" not in state:
-        return state["exp_avg"], state["exp_avg_sq"]
-    average, square = (
-        torch.ops.bitsandbytes.dequantize_blockwise(state[name], state[f"{name}_scale"], code, BLOCK, torch.float32)
-        for name, code in zip(("exp_avg", "exp_avg_sq"), optimizer.codes(parameter.device), strict=True)
-    )
-    return average.view_as(parameter), square.view_as(parameter)

@@ -3,16 +3,17 @@
 A window of micro-batches gives the gradient of  sum_d w_d loss_d / sum_d w_d answer_tokens_d  over the whole window and
 all ranks, whatever the micro-batches: sums are accumulated, summed over ranks and divided once. A step whose loss or
 gradient is not finite is not applied. What the rows are and when to step is decided elsewhere, and so are the savings:
-the head in chunks, moments in 8 bits, recomputed blocks, updates inside the backward pass.
+the head in chunks, moments in fewer bits, recomputed blocks, updates inside the backward pass.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +22,21 @@ from data_contracts.errors import ConfigError
 from stages.gradients.row_products import RowProducts
 from stages.model.batch import TokenBatch
 from stages.model.loss import chunk_of, document_losses
+from stages.model.shards import own, placed, sharded
 from stages.technique.accumulate import Gradient, accumulating, updating
+from stages.technique.adam_mini import AdamMini, head_rows
 from stages.technique.attempt import AllReduce, ShortOfMemoryError, generators, noted, restore
+from stages.technique.bounds import Bounds
 from stages.technique.noise import NormPair
-from stages.technique.states import AdamW8bit, decode, encode
+from stages.technique.states import AdamW8bit, HeldAdamW
+from stages.technique.states_4bit import AdamW4bit
 
 if TYPE_CHECKING:
     from data_contracts.config import TrainConfig
 
 Moments = dict[str, tuple[Tensor, Tensor]]
-States = Literal["float32", "8bit"]
-"""In which the optimizer holds its moments."""
+States = Literal["float32", "8bit", "4bit", "mini"]
+"""In which AdamW holds its moments; "mini" is one second moment a block (Adam-mini)."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,11 @@ class StepResult:
     applied: bool
     document_product_D: Tensor | None = None
 
+    def of(self, documents: int) -> StepResult:
+        """Return what the first documents alone show; those after them kept this rank's passes with the others'."""
+        losses_D, tokens_D = self.document_loss_D[:documents], self.document_tokens_D[:documents]
+        return replace(self, document_loss_D=losses_D, document_tokens_D=tokens_D)
+
     @property
     def loss(self) -> float | None:
         """The window's mean loss of an answer token, nats; None where no token counts."""
@@ -76,31 +86,36 @@ def optimizer_for(
     """Return AdamW over what trains; matrices decay by `train.weight_decay`, vectors (norms, biases) do not.
 
     Torch's own, one tensor at a time (neither foreach nor fused): the same bytes on every machine, and no second copy
-    of the state. With `states` of "8bit", `AdamW8bit`; raises `ConfigError` there where bitsandbytes is missing.
+    of the state. Other `states` have their own; raises `ConfigError` for "8bit" where bitsandbytes is missing.
     """
     parameters = list(trainable(model).values())
     split = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    groups, betas = [group for group in split if group["params"]], (train.beta1, train.beta2)
+    groups = [group for group in split if group["params"]]
+    settings: dict[str, Any] = {"lr": learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon}
     if states == "8bit":
-        return AdamW8bit(groups, lr=learning_rate, betas=betas, eps=train.epsilon)
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=train.epsilon, foreach=False, fused=False)
+        return AdamW8bit(groups, **settings)
+    if states == "4bit":
+        return AdamW4bit(groups, **settings)
+    if states == "mini":
+        return AdamMini(groups, head_rows(model), **settings)
+    return torch.optim.AdamW(groups, **settings, foreach=False, fused=False)
 
 
 def moments_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Moments:
     """Return (exp_avg, exp_avg_sq) of each trained parameter by name; zeros for one that was never updated.
 
-    Moments held in 8 bits come as float32 copies.
+    Moments held in another form come as float32 copies.
     """
     moments: Moments = {}
     for name, parameter in trainable(model).items():
         state = optimizer.state.get(parameter, {})
         if not state:
             moments[name] = (torch.zeros_like(parameter), torch.zeros_like(parameter))  # two: a file names each once
-        elif isinstance(optimizer, AdamW8bit):
-            moments[name] = decode(optimizer, parameter, state)
+        elif isinstance(optimizer, HeldAdamW):
+            moments[name] = optimizer.decode(parameter, state)
         else:
             moments[name] = (state["exp_avg"], state["exp_avg_sq"])
     return moments
@@ -114,13 +129,13 @@ def load_moments(optimizer: torch.optim.Optimizer, model: nn.Module, moments: Ma
     """
     for name, parameter in trainable(model).items():
         average, square = moments[name]
-        if isinstance(optimizer, AdamW8bit):
-            optimizer.state[parameter] = encode(optimizer, parameter, average, square, updates)
+        if isinstance(optimizer, HeldAdamW):
+            optimizer.state[parameter] = optimizer.encode(parameter, average, square, updates)
             continue
         optimizer.state[parameter] = {
             "step": torch.tensor(float(updates)),
-            "exp_avg": average.to(parameter.device, parameter.dtype),
-            "exp_avg_sq": square.to(parameter.device, parameter.dtype),
+            "exp_avg": placed(average.to(parameter.dtype), parameter),
+            "exp_avg_sq": placed(square.to(parameter.dtype), parameter),
         }
 
 
@@ -142,8 +157,8 @@ def load_states(optimizer: torch.optim.Optimizer, model: nn.Module, held: Mappin
     for name, parameter in trainable(model).items():
         for key, value in found.get(name, {}).items():
             counts = key == "step"
-            placed = int(value) if counts and isinstance(optimizer, AdamW8bit) else value
-            optimizer.state[parameter][key] = placed if counts else value.to(parameter.device)
+            given = int(value) if counts and isinstance(optimizer, HeldAdamW) else value
+            optimizer.state[parameter][key] = given if counts else placed(value, parameter)
 
 
 def optimizer_step(
@@ -157,6 +172,7 @@ def optimizer_step(
     loss_chunks: int = 1,
     products: RowProducts | None = None,
     in_backward: bool = False,
+    bounds: Bounds | None = None,
 ) -> StepResult:
     """Take one step of `optimizer` on this rank's share of a window.
 
@@ -165,12 +181,15 @@ def optimizer_step(
         window: this rank's micro-batches, on the model's device; may be empty where other ranks hold the window.
         clip: largest norm of the mean gradient over all trained parameters.
         precision: "bfloat16" runs the forward pass under autocast; parameters, gradients and moments stay as they are.
-        all_reduce: sums tensors over ranks in place; None for one rank.
+        all_reduce: sums tensors over ranks in place; None for one rank. Where weights are spread over ranks, every one
+            makes the same number of passes: one with fewer micro-batches adds some whose documents weigh nothing. Their
+            gradients are summed inside the passes, so no squared norms for the noise scale are seen.
         loss_chunks: in how many parts a micro-batch's answer tokens go through the output head.
         products: also reads each document's product with its direction from the backward passes.
         in_backward: hold one parameter's gradient at a time. The window is gone through twice: the first pass measures
             the gradient's norm, the second updates each parameter as soon as its gradient is there. What comes out is
             the same to the bit, dropout included. Needs a window of one micro-batch on one rank.
+        bounds: what the window may at most show to be applied; it then measures the update.
 
     Raises `ShortOfMemoryError` where memory ran out before an update, and `ConfigError` for `in_backward` with more
     micro-batches or ranks: their gradients must be added up first.
@@ -181,14 +200,16 @@ def optimizer_step(
             f"{len(window)} micro-batches" + (", on several workers" if all_reduce else ""),
             "plan again, or leave `update_in_backward` out of `plan.savings`",
         )
-    parameters = list(trainable(model).values())
+    parameters, spread = list(trainable(model).values()), sharded(model)
     device = parameters[0].device
     losses: list[Tensor] = []
     counts: list[Tensor] = []
     found: list[Tensor] = []
     totals = torch.zeros(6, dtype=torch.float64, device=device)  # loss, tokens, Σ|g_i|², Σ1/b_i, micro-batches, short
     before = generators(device) if in_backward else None
-    with accumulating(parameters, keep=not in_backward) as gradient, products or nullcontext(), noted() as ran_out:
+    watched: AbstractContextManager[list[Exception]]
+    watched = nullcontext([]) if spread else noted()  # the others wait inside a pass that one has left: all must end
+    with accumulating(parameters, keep=not in_backward) as gradient, products or nullcontext(), watched as ran_out:
         for batch in window:
             if products is not None:
                 products.begin(batch)
@@ -201,28 +222,37 @@ def optimizer_step(
     totals[5] += len(ran_out)
     sums = [] if in_backward else gradient.sums(parameters)
     if all_reduce is not None:
-        all_reduce([*sums, totals])
+        all_reduce([totals] if spread else [*sums, totals])
     if ran_out or (all_reduce is not None and totals[5] > 0):
         raise ShortOfMemoryError(str(ran_out[0]) if ran_out else "memory ran out on another rank")
     loss_sum, tokens, small, inverse, micro = totals[:5].tolist()
     if in_backward:
         square = gradient.square(parameters)
     else:
-        square = torch.stack([torch.linalg.vector_norm(item).double() for item in sums]).square().sum()
+        square = torch.stack([torch.linalg.vector_norm(own(item)).double() for item in sums]).square().sum()
+        if spread and all_reduce is not None:
+            all_reduce([square])
     norm = math.sqrt(square.item()) / tokens if tokens > 0 else math.nan
-    applied = math.isfinite(norm) and math.isfinite(loss_sum)
+    applied = tokens > 0 and (bounds or Bounds()).allow(loss_sum / tokens, norm)
     if applied:
-        factor = min(1.0, clip / (norm + 1e-6)) / tokens
+        clipped = min(1.0, clip / (norm + 1e-6))
+        factor = clipped / tokens
         if before is not None:
             restore(before)
-            with updating(parameters, optimizer, factor):
+            measured = partial(bounds.measured, factor=clipped) if bounds else None
+            with updating(parameters, optimizer, factor, measured):
                 _objective(model, window[0], precision, loss_chunks)[0].backward()
         else:
             for parameter, item in zip(parameters, sums, strict=True):
                 parameter.grad = item.mul_(factor)
-            optimizer.step()
+            with bounds.measured(parameters, clipped) if bounds else nullcontext():
+                optimizer.step()
+            if bounds and spread and all_reduce is not None:
+                bounds.add_up(all_reduce)
     optimizer.zero_grad(set_to_none=True)
-    pair = NormPair(small / micro, inverse / micro, norm**2, 1 / tokens) if applied and micro >= 2 else None
+    pair = (
+        NormPair(small / micro, inverse / micro, norm**2, 1 / tokens) if applied and micro >= 2 and not spread else None
+    )
     return StepResult(
         loss_sum,
         tokens,

@@ -13,7 +13,7 @@ import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from stages.meter.flops import FlopModel
 from stages.model.batch import TokenBatch
 from stages.model.loss import chunk_of, document_losses
 from stages.technique.attempt import ShortOfMemoryError, noted
+from stages.technique.bounds import Bounds
 from stages.technique.optimizer import How, Optimizer
 from stages.technique.step import StepResult, trainable
 
@@ -134,7 +135,7 @@ class ZerothOrder(Optimizer):
             torch.cat(counts) if counts else empty.long(),
             abs(slope),
             None,
-            math.isfinite(slope),
+            tokens > 0 and (how.get("bounds") or Bounds()).allow((above + below) / (2 * tokens), abs(slope)),
         )
 
     def step(self, window: Sequence[TokenBatch], rate: float, **how: Unpack[How]) -> StepResult:
@@ -142,7 +143,11 @@ class ZerothOrder(Optimizer):
         slope, result = self.slope(window, how)
         self.renew()
         if result.applied:
-            self.descend(slope * min(1.0, how["clip"] / (abs(slope) + 1e-6)), rate)
+            bounds, taken = how.get("bounds"), slope * min(1.0, how["clip"] / (abs(slope) + 1e-6))
+            with bounds.measured(list(self.named.values())) if bounds else nullcontext():
+                self.descend(taken, rate)
+            if bounds:
+                bounds.promise(rate * slope * taken)
         self.windows, self.updates = self.windows + 1, self.updates + result.applied
         return result
 

@@ -1,7 +1,8 @@
 """The best checkpoint so far, on disk: the weights and optimizer of the evaluation with the lowest finite loss.
 
 It is written when an evaluation is the best, as the checkpoint it may become; the one before is kept until no snapshot
-refers to it any more, so that a resumed segment finds whichever it needs. For rank 0.
+refers to it any more, so that a resumed segment finds whichever it needs. For rank 0; `write` for every rank where
+weights are spread.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ class Best:
     def __init__(self, home: Path, pin: ModelPin) -> None:
         self._home, self._pin = home / BEST, pin
 
-    def write(self, step: int, model: nn.Module, optimizer: Optimizer, trainer: dict[str, Any]) -> None:
-        """Write the checkpoint of `step`, in place of one that a life before this left."""
-        shutil.rmtree(self.folder(step), ignore_errors=True)
-        save_checkpoint(self.folder(step), model, self._pin, {}, trainer, optimizer.tensors())
+    def write(self, step: int, model: nn.Module, optimizer: Optimizer, trainer: dict[str, Any], *, first: bool) -> None:
+        """Write the checkpoint of `step`, in place of one that a life before this left; see `save_checkpoint`."""
+        if first:
+            shutil.rmtree(self.folder(step), ignore_errors=True)
+        save_checkpoint(self.folder(step), model, self._pin, {}, trainer, optimizer.tensors(), first=first)
 
     def folder(self, step: int) -> Path:
         """Return the folder of the checkpoint of `step`."""

@@ -21,10 +21,12 @@ import torch
 
 from data_contracts.errors import BudgetError
 from stages.meter.flops import FlopModel
+from stages.technique.bounds import Bounds
 from stages.technique.noise import NoiseScale
 from stages.technique.step import StepResult
 from stages.train.best import Best
 from stages.train.examples import Examples
+from stages.train.guarding import Done, Guarding
 from stages.train.halving import cut, within_memory
 from stages.train.influence import Influence
 from stages.train.job import Job
@@ -74,7 +76,7 @@ class _Segment:
             schedule = self.start.schedule
             if job.anneals:
                 schedule = schedule.annealing(0, self.planned, train.decay_share)
-            self.at = Position(self.planned, schedule.state())
+            self.at = Position(self.planned, schedule.state(), guard=self.start.guard)
         else:
             self.planned, self.at = int(found.state["planned"]), Position(**found.state["position"])
             found.restore(self.optimizer, group)
@@ -86,6 +88,8 @@ class _Segment:
         self.telemetry = Telemetry(rows, self.start.run_step, self.at)
         self.schedule, self.noise = Schedule.of(self.at.schedule), NoiseScale.of(self.at.noise)
         self.due = due_steps(self.planned, train.evaluations)
+        self.guarding = Guarding(train, self.at, self.snapshots, self.start.run_step)
+        self.fresh = found is None
 
     def _price(self, step: int) -> FlopModel:
         """Return what the passes of step `step` of the segment (0-based) take."""
@@ -112,11 +116,13 @@ class _Segment:
 
     def run(self) -> None:
         at = self.at
+        if self.fresh and self.guarding.guard:
+            self._snapshot()  # what the guard can go back to before the first one is due
         if at.step == 0 and self.job.evaluate_start:
             loss = self._evaluate()
             at.before = stated(self.start.run_step, loss)
             if self.first:
-                self.telemetry.curve(None, loss, phase="warmup", rate=0.0, epoch=0.0, noise=None)
+                self.telemetry.curve(None, loss, phase="warmup", rate=0.0, epoch=0.0, noise=None, guarded=Done())
         elif at.before is None:
             at.before = self.start.validation
         self.model.train()
@@ -130,9 +136,10 @@ class _Segment:
 
     def _step(self) -> None:
         began, at, group = time.perf_counter(), self.at, self.group
-        rate, phase = self.schedule.at(at.step, self.start.run_step + at.step)
+        rate, phase = self._rate()
         self.windows, made = within_memory(self._attempt, self.windows, at, self.start.run_step, group.device)
-        window, mine, result = made
+        window, mine, result, bounds = made
+        rate *= self.guarding.limits().scale
         tokens = int(self.examples.lengths[window].sum())
         at.flops += self.windows.flops(self._price, at.step) if self.meter else 0
         at.step, at.tokens = at.step + 1, at.tokens + tokens
@@ -142,13 +149,17 @@ class _Segment:
             self.noise.update(result.norms)
         at.score_flops += self.influence.spent(group) if self.influence is not None else 0
         found = losses_by_place(window, mine, result, group)
+        guarded = self.guarding.see(result, bounds, found, self.optimizer, group)
+        if at.step < at.steps and self.windows.turns(at.step):
+            self.guarding.new_rows()
         if self.first:
             self.telemetry.visits(window, self.examples, found)
             self.telemetry.timing("step", began, tokens)
         loss = self._evaluate() if at.step in self.due or at.step == at.steps else None
         if self.first:
             epoch = self.windows.epoch(at.step)
-            self.telemetry.curve(result, loss, phase=phase, rate=rate, epoch=epoch, noise=self.noise.value)
+            noise = self.noise.value
+            self.telemetry.curve(result, loss, phase=phase, rate=rate, epoch=epoch, noise=noise, guarded=guarded)
         if loss is not None:
             if at.improves(loss):
                 self._keep(loss, rate)
@@ -158,22 +169,30 @@ class _Segment:
         if at.step < at.steps:
             self._direct(again=loss is not None and self.remakes)
 
-    def _attempt(self, windows: Windows) -> tuple[np.ndarray, list[MicroBatch], StepResult]:
-        group, plan = self.group, self.job.plan
+    def _rate(self) -> tuple[float, str]:
+        """Return the scheduled rate of the next step and its phase; a state that was put back warms up from where it
+        stood."""
+        return self.schedule.at(self.at.step, self.start.run_step + self.at.step - self.at.lost)
+
+    def _attempt(self, windows: Windows) -> tuple[np.ndarray, list[MicroBatch], StepResult, Bounds | None]:
+        group, plan, limits, bounds = self.group, self.job.plan, self.guarding.limits(), self.guarding.bounds()
         window, layout = windows.layout(self.at.step)
         mine = layout[group.rank :: group.size]
         batches = [self.examples.batch(window, micro, plan.packed).to(group.device) for micro in mine]
+        if plan.sharded and len(mine) * group.size < len(layout):  # all pass or none can
+            batches.append(self.examples.batch(window, layout[0], plan.packed).to(group.device).weightless())
         result = self.optimizer.step(
             batches,
-            self.schedule.at(self.at.step, self.start.run_step + self.at.step)[0],
-            clip=self.job.train.clip,
+            limits.scale * self._rate()[0],
+            clip=limits.clip,
             precision=plan.precision,
             all_reduce=group.sum_ if group.size > 1 else None,
             loss_chunks=plan.loss_chunks,
             products=self.influence.products if self.influence is not None else None,
             in_backward=plan.update_in_backward,
+            bounds=bounds,
         )
-        return window, mine, result
+        return window, mine, result.of(sum(len(micro.places) for micro in mine)), bounds
 
     def _evaluate(self) -> Loss:
         began, at = time.perf_counter(), self.at
@@ -202,7 +221,7 @@ class _Segment:
         """Make this evaluation's weights and optimizer the segment's best."""
         at, run_step = self.at, self.start.run_step + self.at.step
         at.best = stated(run_step, loss)
-        if self.first:
+        if self.first or self.job.plan.sharded:
             trainer = {
                 "technique": self.start.technique,
                 "step": run_step,
@@ -215,7 +234,7 @@ class _Segment:
                 "schedule": {**self.schedule.state(), "step": at.step, "steps": at.steps},
                 "validation": at.best,
             }
-            self.best.write(run_step, self.model, self.optimizer, trainer)
+            self.best.write(run_step, self.model, self.optimizer, trainer, first=self.first)
 
     def _ask(self) -> None:
         """Let the policy end the segment or begin its decay; rank 0 asks, all do."""
@@ -249,10 +268,13 @@ class _Segment:
         return {"position": asdict(self.at), "planned": self.planned, "chunks": chunks}
 
     def _snapshot(self) -> None:
-        rng = generator_states(self.group)
-        if self.first:
+        self.guarding.keep()
+        rng, spread = generator_states(self.group), self.group if self.job.plan.sharded else None
+        if self.first or spread:
             direction = self.influence.direction if self.influence is not None else {}
-            self.snapshots.write(self.at.step, self.optimizer, rng, self._state(), direction)
+            state = self._state() if self.first else {}
+            self.snapshots.write(self.at.step, self.optimizer, rng, state, direction, spread)
+        if self.first:
             self.best.keep(self.snapshots.best_steps() | ({self.at.best["step"]} if self.at.best else set()))
 
     def _finish(self) -> None:

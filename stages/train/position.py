@@ -24,6 +24,11 @@ class Position:
         micro_batch: rows a forward and backward pass, where memory made it fewer than planned.
         halved: steps of the run, the micro-batch halved before each.
         skipped: steps of the run that were not finite and so not applied.
+        guard: the guard's state; empty where there is none.
+        withheld: steps of the run that were finite and that the guard did not apply.
+        returned: (step of the run, step whose state was put back after it).
+        lost: steps that the weights do not have behind them, because an earlier state was put back.
+        slowest: least factor that the guard put on the learning rate.
         best: the evaluation with the lowest finite loss: step of the run, loss, se.
         before: the evaluation that the segment started from, where known.
         ended: why the policy changed the segment; "" where it did not.
@@ -44,6 +49,11 @@ class Position:
     micro_batch: int | None = None
     halved: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
+    guard: dict[str, Any] = field(default_factory=dict)
+    withheld: list[int] = field(default_factory=list)
+    returned: list[list[int]] = field(default_factory=list)
+    lost: int = 0
+    slowest: float = 1.0
     best: dict[str, Any] | None = None
     before: dict[str, Any] | None = None
     ended: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from data_contracts.errors import ModelError
 from data_contracts.records import Summary, Table
 from stages.stage import Work
 from stages.train.best import Best
+from stages.train.guard import handed_on
 from stages.train.job import Job
 from stages.train.loop import RESULT, ROWS
 from stages.train.order import visits_of
@@ -71,7 +72,8 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
                 rows[name] += chunk.num_rows
     timing = pa.concat_tables(list(read_chunks(job.home / ROWS, result["chunks"], "timing")))
     write_table(work.measured("curve", "timing.arrow"), TIMING, timing)
-    _put_checkpoint(Best(job.home, job.pin).folder(at["best"]["step"]), work.path("checkpoint"), result["run_step"])
+    best = Best(job.home, job.pin).folder(at["best"]["step"])
+    _put_checkpoint(best, work.path("checkpoint"), {"run_step": result["run_step"], "guard": handed_on(at["guard"])})
     costs = _costs(job, at, timing)
     for cause, cost in costs.items():
         work.charge(cause, cost)
@@ -82,7 +84,28 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
         )
     if at["skipped"]:
         work.notice(f"{len(at['skipped'])} step(s) were not finite and were not applied: {_first(at['skipped'])}")
+    if at["returned"] or at["withheld"] or at["slowest"] < 1:
+        work.notice(f"the guard acted: it {guard_said(at)}; see the curve's column `guard_action`" + remedy(at))
     return _summary(job, result, costs, title, rows.get("example_influence"))
+
+
+def guard_said(at: Mapping[str, Any]) -> str:
+    """Return in words what the guard did in a segment, from its position."""
+    said = []
+    if at["withheld"]:
+        said.append(f"did not apply step(s) {_first(at['withheld'])}")
+    if at["slowest"] < 1:
+        said.append(f"had the learning rate down to {at['slowest']:.3g} of what was set")
+    said += [f"went back from step {step} to the state of step {back}" for step, back in at["returned"][:3]]
+    if len(at["returned"]) > 3:
+        said.append(f"and so {len(at['returned']) - 3} more time(s)")
+    return ", ".join(said) or "did nothing"
+
+
+def remedy(at: Mapping[str, Any]) -> str:
+    """Return what to do where the guard found the rate too large for good."""
+    ceiling = at["guard"]["ceiling"]
+    return f"; `train.learning_rate` is too large: {ceiling:.2g} of it was borne" if ceiling < 1 else ""
 
 
 def _finished(job: Job) -> dict[str, Any] | None:
@@ -93,10 +116,11 @@ def _finished(job: Job) -> dict[str, Any] | None:
     return result if result["work"] == job.digest else None
 
 
-def _put_checkpoint(best: Path, output: Path, run_step: int) -> None:
-    """Link (or copy) the best checkpoint's files, and say in `trainer.json` at which step of the run the segment ended.
+def _put_checkpoint(best: Path, output: Path, ended: dict[str, Any]) -> None:
+    """Link (or copy) the best checkpoint's files, and say in `trainer.json` where the segment ended.
 
-    The next segment counts its steps from there, so that a run's steps never repeat.
+    The next segment counts its steps from there, so that a run's steps never repeat, and begins at a rate that the
+    guard left.
     """
     for path in sorted(best.iterdir()):
         if path.name != TRAINER:
@@ -104,7 +128,7 @@ def _put_checkpoint(best: Path, output: Path, run_step: int) -> None:
                 os.link(path, output / path.name)
             except OSError:  # another file system
                 shutil.copyfile(path, output / path.name)
-    trainer = json.loads((best / TRAINER).read_text(encoding="utf-8")) | {"run_step": run_step}
+    trainer = json.loads((best / TRAINER).read_text(encoding="utf-8")) | ended
     (output / TRAINER).write_text(json.dumps(trainer, sort_keys=True, indent=2) + "\n", encoding="utf-8")
 
 
@@ -148,7 +172,8 @@ def _summary(
             "loss_after": rows[1][1],
             "checkpoint_step": at["best"]["step"],
             "evaluations": at["evaluated"],
-            "steps_not_applied": len(at["skipped"]),
+            "steps_not_applied": len(at["skipped"]) + len(at["withheld"]),
+            **({} if job.train.guard is None else {"guard": guard_said(at)}),
             **({"micro_batch_halved_before_steps": _first(at["halved"])} if at["halved"] else {}),
             **({} if result["phases"][1] == 1 else {"phases": "{} of {} begun".format(*result["phases"])}),
             "flops": spent.flops,

@@ -11,15 +11,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from data_contracts.errors import ConfigError
 from data_contracts.method import resolve
+from stages.meter.flops import FlopModel
 from stages.model.checkpoint import load_checkpoint, merge_adapters
 from stages.model.load import load_model
+from stages.model.shards import ranks, shard
 from stages.technique.base import Technique, refuse_influence
+from stages.technique.fake import fake_model
 from stages.technique.frozen import halve_frozen
 from stages.technique.optimizer import Optimizer, named_moments
-from stages.technique.recompute import recompute
+from stages.technique.recompute import blocks_of, recompute
 from stages.train.job import Job
 from stages.train.schedule import Schedule
 
@@ -36,6 +40,8 @@ class Start:
     run_tokens: int
     validation: dict[str, Any] | None
     """The evaluation of the checkpoint started from: step, loss, se."""
+    guard: dict[str, Any]
+    """The guard's state at a segment's start; what it knew of the last one's losses is left out."""
 
 
 def prepare(job: Job, device: str) -> Start:
@@ -48,7 +54,9 @@ def prepare(job: Job, device: str) -> Start:
         refuse_influence(technique)
     settings = {"method": type(technique).name(), **technique.model_dump(mode="json")}
     torch.manual_seed(job.torch_seed)
-    place = "cpu" if technique.packs else device
+    if job.plan.sharded:
+        _refuse_sharding(job, technique)
+    place = "cpu" if technique.packs or job.plan.sharded else device
     found, trainer = None, dict[str, Any]()
     model: Any
     if job.places.checkpoint is None:
@@ -63,15 +71,45 @@ def prepare(job: Job, device: str) -> Start:
             model = technique.wrap(model)
         found = found if same else None
     halve_frozen(model, job.plan.precision)
-    model.to(device)
+    if job.plan.sharded:
+        shard(model, blocks_of(model), ranks(torch.device(device).type))
+    else:
+        model.to(device)
     recompute(model, job.plan.recomputed_blocks)
     peak = job.train.learning_rate or technique.learning_rate
     optimizer = technique.optimizer(model, job.train, peak, job.torch_seed, job.plan.optimizer_states)
+    if job.plan.sharded:
+        optimizer.priced_as(_passes(job, technique))
     if found is not None:
         optimizer.restore(trainer["optimizer"], found.state | named_moments(found.moments))
     step = int(trainer.get("run_step", trainer.get("step", 0)))
     schedule = Schedule(peak, job.train.warmup_steps, job.train.decay)
-    return Start(model, optimizer, settings, schedule, step, int(trainer.get("tokens", 0)), trainer.get("validation"))
+    guard = trainer.get("guard", {}) if job.train.guard else {}
+    tokens, validation = int(trainer.get("tokens", 0)), trainer.get("validation")
+    return Start(model, optimizer, settings, schedule, step, tokens, validation, guard)
+
+
+def _refuse_sharding(job: Job, technique: Technique) -> None:
+    """Raise `ConfigError` where a plan spreads over workers what cannot be."""
+    apart = {"influence in training": job.train.influence, "8-bit moments": job.plan.optimizer_states == "8bit",
+             type(technique).name(): "shard" not in technique.savings, "one worker": job.plan.workers < 2}  # fmt: skip
+    if wrong := [name for name, found in apart.items() if found]:
+        raise ConfigError(
+            "weights, gradients and moments are spread over two workers or more, by `full` or `lora` in float32",
+            f"the plan spreads them with {' and '.join(wrong)}",
+            "plan again, or leave `shard` out of `plan.savings`",
+        )
+
+
+def _passes(job: Job, technique: Technique) -> FlopModel:
+    """Return the operations of the whole model, from a fake one: no rank has it, and none may pass alone."""
+    with torch.random.fork_rng(devices=[]):
+        mode = FakeTensorMode()
+        model = fake_model(
+            job.pin, technique, job.plan.precision, device="cpu", mode=mode, recomputed=job.plan.recomputed_blocks
+        )
+        with mode:
+            return FlopModel.trace(model, train=True)
 
 
 def _other(model: Any, before: dict[str, Any], now: dict[str, Any]) -> Any:

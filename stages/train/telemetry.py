@@ -12,6 +12,7 @@ import torch
 from stages.meter.memory import peak_bytes
 from stages.technique.step import StepResult
 from stages.train.examples import Examples
+from stages.train.guarding import Done
 from stages.train.order import MicroBatch
 from stages.train.position import Position
 from stages.train.rows import Rows
@@ -72,6 +73,7 @@ class Telemetry:
         rate: float,
         epoch: float,
         noise: float | None,
+        guarded: Done,
     ) -> None:
         """Write the row of a step, or (without `result`) of an evaluation before the first."""
         at = self._at
@@ -89,6 +91,11 @@ class Telemetry:
                 "gradient_norm": result.gradient_norm if result else None,
                 "gradient_noise": noise if result and result.norms else None,
                 "learning_rate": rate,
+                "update_ratio": guarded.moved,
+                "promised_loss": guarded.promised,
+                "guard": guarded.regime,
+                "guard_scale": guarded.scale,
+                "guard_action": guarded.action,
             },
         )
 

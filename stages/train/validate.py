@@ -18,6 +18,7 @@ from data_contracts.arrow import read_table
 from stages.meter.flops import FlopModel
 from stages.model.batch import TokenTable, collate, length_buckets
 from stages.model.loss import chunk_of, document_losses
+from stages.model.shards import sharded
 from stages.train.examples import predicted_tokens
 from stages.workers.group import Group
 
@@ -81,12 +82,16 @@ class Validation:
         model.eval()
         found = torch.zeros(2, self.documents, dtype=torch.float64)
         kind = torch.device(group.device).type
-        for number, bucket in enumerate(self._buckets):
-            if number % group.size != group.rank:
+        for first in range(0, len(self._buckets), group.size):
+            mine = first + group.rank < len(self._buckets)
+            if not mine and not sharded(model):
                 continue
+            bucket = self._buckets[first + group.rank if mine else 0]  # where weights are spread, all pass or none can
             batch = collate([self._table.row(index) for index in bucket]).to(group.device)
             with torch.autocast(kind, torch.bfloat16, enabled=precision == "bfloat16"):
                 loss_D, tokens_D = document_losses(model, batch, chunk_tokens=chunk_of(batch, self._chunks))
+            if not mine:
+                continue
             found[0, bucket] = loss_D.double().cpu()
             found[1, bucket] = tokens_D.double().cpu()
         placed = found.to(group.device)

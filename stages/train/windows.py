@@ -42,6 +42,11 @@ class Windows:
         row_tokens = self.plan.row_tokens if self.plan.packed else None
         return window, lay_out(self.examples.lengths[window].tolist(), self.plan.micro_batch, row_tokens=row_tokens)
 
+    def turns(self, step: int) -> bool:
+        """Return whether window `step` (at least 1) begins in another phase of the selection than the one before."""
+        first, second = (self.examples.phases[self.visits[number][0]] for number in (step - 1, step))
+        return bool(first != second)
+
     def flops(self, price: Price, step: int) -> int:
         """Return the operations of one step's forward and backward passes, padding included."""
         window, layout = self.layout(step)

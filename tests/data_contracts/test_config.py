@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import validators
 
-from data_contracts.config import SLICES, Config, json_schema, load, parse
+from data_contracts.config import SLICES, Config
+from data_contracts.config_file import json_schema, load, parse
 from data_contracts.errors import ConfigError
 
 LEAST: dict[str, Any] = {"model": {"path": "m"}, "data": {"pool": ["a"], "target": ["b"]}}
@@ -53,6 +54,10 @@ def test_a_slice_is_plain_json_data(verb: str) -> None:
         ({"budget": {"peak_bytes": "3 parsecs"}}, "units"),
         ({"budget": {"peak_bytes": True}}, "budget.peak_bytes"),
         ({"budget": {"money": 5}}, "no work has a price"),
+        ({"budget": {"money": 5, "price": {"hour": 0}}}, "no work has a price"),
+        ({"budget": {"price": {"hour": 1, "stages": {"trian": 2}}}}, "'trian', which is no stage"),
+        ({"budget": {"price": {"hour": -1}}}, "budget.price.hour"),
+        ({"budget": {"price": {"hour": 1, "stages": {"train": -2}}}}, "budget.price.stages"),
         ({"budget": {"tokens": "1k"}}, "a number without a unit"),
         ({"plan": {"micro_batches": [4, 0]}}, "plan.micro_batches"),
         ({"plan": {"micro_batches": [-1]}}, "plan.micro_batches"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_contracts.cost import Cost
+from data_contracts.cost import Cost, Price
 from data_contracts.ledger import Entry, Ledger
 
 COSTS = st.dictionaries(
@@ -46,6 +46,16 @@ def test_sums_by_stage_by_cause_and_in_total_agree_with_plain_addition(given_ent
         assert cost.flops == sum(c.flops for e in given_entries if e.stage == stage for c in e.costs.values())
     for cause, cost in ledger.by_cause().items():
         assert cost.flops == sum(e.costs[cause].flops for e in given_entries if cause in e.costs)
+
+
+@given(entries())
+def test_money_is_seconds_at_the_price_of_each_stages_hour_and_changes_nothing_else(given_entries: list[Entry]) -> None:
+    ledger = Ledger.fold(given_entries)
+    priced = ledger.priced(Price(hour=3600, stages={"score": 7200}))
+    by_stage = {stage: cost.seconds for stage, cost in ledger.by_stage().items()}
+    assert priced.total.money == by_stage.get("train", 0) + 2 * by_stage.get("score", 0)
+    assert priced.priced(Price(hour=0)) == ledger
+    assert ledger.priced(None) is ledger
 
 
 def test_an_identity_that_was_made_twice_is_charged_once_and_a_lost_attempt_beside_it() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from data_contracts.arrow import TABLE_FILE, read_table
-from data_contracts.config import Config, parse
+from data_contracts.config import Config
+from data_contracts.config_file import parse
 from data_contracts.errors import MethodError
 from data_contracts.records import Ref, Result
 from data_contracts.store import Store

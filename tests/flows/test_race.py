@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from data_contracts.config import ARMS, ArmConfig, AutoConfig, load
+from data_contracts.config import ARMS, ArmConfig, AutoConfig
+from data_contracts.config_file import load
 from data_contracts.errors import ConfigError
 from data_contracts.records import Decision, Plan, Weighing
 from data_contracts.store import Store

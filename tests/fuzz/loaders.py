@@ -16,7 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from data_contracts.canonical import digest_of
-from data_contracts.config import SLICES, load
+from data_contracts.config import SLICES
+from data_contracts.config_file import load
 from data_contracts.contract import Contract
 from data_contracts.errors import LazyTrainError
 from data_contracts.records import CONTRACTS

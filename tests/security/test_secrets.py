@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from data_contracts.config import parse
+from data_contracts.config_file import parse
 from data_contracts.errors import ConfigError
 from stages import __main__ as entry
 from tests.command import lazytrain

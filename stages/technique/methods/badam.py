@@ -33,7 +33,9 @@ class Badam(InPlace):
 
     learning_rate: ClassVar[float] = 1e-5
     steady: ClassVar[bool] = False
-    savings: ClassVar[frozenset[Saving]] = frozenset({"recompute", "chunked_loss", "states_8bit"})
+    savings: ClassVar[frozenset[Saving]] = frozenset(
+        {"recompute", "chunked_loss", "states_8bit", "states_4bit", "states_mini"}
+    )
 
     block_steps: int = Field(50, ge=1, le=100_000, description="Optimizer steps that a layer trains at a time (K).")
     order: Order = Field("random", description="Of the layers in a cycle; random draws a new one each time.")

@@ -6,8 +6,9 @@ embedding is one parameter and counts once.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, get_args
 
+from data_contracts.config import Saving
 from stages.technique.base import InPlace
 
 
@@ -19,3 +20,4 @@ class Full(InPlace):
     """
 
     learning_rate: ClassVar[float] = 2e-5
+    savings: ClassVar[frozenset[Saving]] = frozenset(get_args(Saving))

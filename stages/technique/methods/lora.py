@@ -8,10 +8,11 @@ Source: Hu et al. 2021 (arXiv 2106.09685), section 4.1.
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 from pydantic import Field
 
+from data_contracts.config import Saving
 from data_contracts.errors import MethodError
 from stages.technique.base import Technique
 
@@ -29,6 +30,7 @@ class Lora(Technique):
     """
 
     learning_rate: ClassVar[float] = 2e-4
+    savings: ClassVar[frozenset[Saving]] = frozenset(get_args(Saving))
 
     r: int = Field(16, ge=1, le=4096, description="Rank of an adapter. Hu et al. 2021.")
     alpha: float = Field(32.0, gt=0, le=65536, description="The update is scaled by alpha / r. Hu et al. 2021.")

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from data_contracts.config import Saving
+from stages.technique.base import Technique
 from stages.technique.methods.lora import Lora
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ class Qlora(Lora):
     """Train low-rank adapters on a base in NF4; needs bitsandbytes (the extra `quantised`)."""
 
     packs: ClassVar[bool] = True
+    savings: ClassVar[frozenset[Saving]] = Technique.savings
 
     r: int = Field(64, ge=1, le=4096, description="Rank of an adapter. Dettmers et al. 2023.")
     alpha: float = Field(16.0, gt=0, le=65536, description="The update is scaled by alpha / r.")

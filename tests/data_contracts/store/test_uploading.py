@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from data_contracts.arrow import read_table
-from data_contracts.config import load
+from data_contracts.config_file import load
 from data_contracts.errors import ArtifactError
 from data_contracts.records import Origin, Request, Result, StoreAddress
 from data_contracts.store import Store, uploading

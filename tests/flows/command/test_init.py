@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from data_contracts.config import Config, load
+from data_contracts.config import Config
+from data_contracts.config_file import load
 from data_contracts.errors import LazyTrainError
 from flows.command.init import parse_budget, written
 from tests.command import lazytrain

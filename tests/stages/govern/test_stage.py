@@ -31,12 +31,14 @@ PLAN = Plan(
 
 
 def row(item):
-    return {**item, "epoch": 1.0, "gradient_norm": None, "gradient_noise": None, "learning_rate": 1e-3}
+    unknown = dict.fromkeys(("gradient_norm", "gradient_noise", "update_ratio", "promised_loss"))
+    guard = {"guard": "off", "guard_scale": 1.0, "guard_action": ""}
+    return {**item, **unknown, **guard, "epoch": 1.0, "learning_rate": 1e-3}
 
 
 def ledger(**flops):
     costs = {cause: Cost(flops=value, tokens=value // 10**9, seconds=value / FLOPS) for cause, value in flops.items()}
-    return Ledger.fold([Entry("i", "r", "s", costs)])
+    return Ledger.fold([Entry("i", "r", "begin", costs)])
 
 
 def govern(tmp_path, segments, previous=None, spent=None, budget=None, **settings):
@@ -185,6 +187,14 @@ def test_token_and_time_limits_become_flops_at_the_rate_of_training(tmp_path):
     assert tokens.numbers["spendable_flops"] == 6 * FLOPS
     seconds, _ = govern(tmp_path / "b", [WARMUP], budget={"seconds": 5.0}, evaluation_share=0.0)
     assert seconds.numbers["spendable_flops"] == 3 * FLOPS
+    price = {"hour": 360.0, "stages": {"begin": 720.0}}  # 0.2 a second of begin: the warm-up's 2 s took 0.4 of 1.0
+    money, summary = govern(tmp_path / "c", [WARMUP], budget={"money": 1.0, "price": price}, evaluation_share=0.0)
+    assert money.numbers["spendable_flops"] == pytest.approx(3 * FLOPS)
+    assert money.remaining.money == pytest.approx(0.6)
+    assert (money.numbers["binding"], summary.facts["what binds"]) == ("money", "money")
+    both = {"money": 1.0, "price": price, "flops": 3 * FLOPS}
+    scarce, _ = govern(tmp_path / "d", [WARMUP], budget=both, evaluation_share=0.0)
+    assert (scarce.numbers["binding"], scarce.numbers["spendable_flops"]) == ("flops", FLOPS)
 
 
 def test_without_limits_rounds_alone_end_the_run(tmp_path):

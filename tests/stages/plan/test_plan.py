@@ -128,13 +128,14 @@ def test_measured_gradient_noise_moves_the_window_within_bounds(
     inputs: dict[str, Artifact], planned: Planned, tmp_path: Path, noise: float | None, window: int
 ) -> None:
     """A pool row has (5 + 32 + 10 + 15) / 4 = 15.5 answer tokens in the mean."""
+    guard = {"guard": ["off"], "guard_scale": [1.0], "guard_action": [""]}
     work = LocalWork(tmp_path / "c", {"curve": "curve"})
     empty: dict[str, list[Any]] = {name: [None] for name in CURVE.schema.names}
     row = {**empty, "step": [1], "phase": ["warmup"], "epoch": [1.0], "tokens": [1], "flops": [1]}
     write_table(
         work._place("curve") / "data.arrow",
         CURVE.schema,
-        {**row, "gradient_noise": [noise], "learning_rate": [1e-4]},
+        {**row, "gradient_noise": [noise], "learning_rate": [1e-4], **guard},
     )
     plan, _, _ = planned({"plan": FULL}, {**inputs, "curve": [work.artifact("curve")]})
     assert abs(plan.micro_batch * plan.accumulation - window) <= plan.micro_batch

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from data_contracts.config import PlanConfig
+from data_contracts.config import PlanConfig, Saving
 from data_contracts.errors import DoesNotFitError
 from data_contracts.method import resolve
 from stages.plan import search as module
@@ -26,6 +26,10 @@ TECHNIQUES = [resolve(Technique, {"method": name}, "t") for name in ("full", "lo
 SHAPES = [Shape(technique, "float32", 64, 31, False) for technique in TECHNIQUES]
 
 
+WORTH: dict[Any, float] = {"float32": 1.0, "8bit": 0.95, "4bit": 0.85, "mini": 0.95}
+"""Of a token by the form of the moments, as docs/memory.md has it."""
+
+
 class MadeUp:
     """An estimator over random pieces; savings change bytes and seconds as they do in a real model."""
 
@@ -35,8 +39,10 @@ class MadeUp:
         self.weights = int(draw.integers(100, 400))
         self.share = {"full": 2.0, "lora": float(draw.choice([0.01, 0.1]))}
         self._made: dict[tuple[Shape, int], Pieces] = {}
+        self._walked: dict[Any, Any] = {}
 
     def _pieces(self, shape: Shape, micro: int) -> Pieces:
+        shape = replace(shape, optimizer_states="float32")
         key = (shape, micro)
         if key not in self._made:
             factor, gradient = micro, 0.0 if shape.update_in_backward else self.share[type(shape.technique).name()]
@@ -60,14 +66,20 @@ class MadeUp:
     def price(self, shape: Shape, micro: int, accumulation: int, recomputed: tuple[int, ...] = ()) -> Priced:
         passes = 2 if shape.update_in_backward else accumulation
         chosen = tuple(place in recomputed for place in range(4))
-        held, seconds = self._pieces(shape, micro).walk(chosen, passes)
+        key = (shape.technique, shape.loss_chunks, shape.update_in_backward, micro, chosen, passes)
+        if key not in self._walked:
+            self._walked[key] = self._pieces(shape, micro).walk(chosen, passes)
+        held, seconds = self._walked[key]
         moments = round(self.weights * self.share[type(shape.technique).name()])
-        moments = moments // 4 if shape.optimizer_states == "8bit" else moments
+        divisor, slower = {"float32": (1, 0.0), "8bit": (4, 0.4), "4bit": (8, 0.1), "mini": (2, 0.3)}[
+            shape.optimizer_states
+        ]
+        moments //= divisor
         phases = {
             name: PhaseBytes(self.weights, moments, item.gradients, item.peak - item.gradients, 0)
             for name, item in held.items()
         }
-        return Priced(phases, sum(seconds.values()) + 3.0)
+        return Priced(phases, sum(seconds.values()) + 3.0 + slower)
 
     def _fixed(self, shape: Shape) -> int:
         phase = self.price(shape, 1, 1).phases["forward"]
@@ -79,8 +91,12 @@ class MadeUp:
         return None if found is None else tuple(place for place, again in enumerate(found) if again)
 
     def least(self, shape: Shape, micro: int, accumulation: int) -> tuple[int, ...]:
-        found = least_blocks(self._pieces(shape, micro), 2 if shape.update_in_backward else accumulation)
-        return tuple(place for place, again in enumerate(found) if again)
+        key = (shape.technique, shape.loss_chunks, shape.update_in_backward, micro, accumulation)
+        if key not in self._walked:
+            self._walked[key] = least_blocks(
+                self._pieces(shape, micro), 2 if shape.update_in_backward else accumulation
+            )
+        return tuple(place for place, again in enumerate(self._walked[key]) if again)
 
 
 def brute_force(model: MadeUp, plan: PlanConfig, window: int) -> list[tuple[int, float, int]]:
@@ -88,8 +104,8 @@ def brute_force(model: MadeUp, plan: PlanConfig, window: int) -> list[tuple[int,
     found = []
     for order, technique in enumerate(TECHNIQUES):
         much = model.share[type(technique).name()] >= 0.05
-        for chunks, states, inside in itertools.product((1, 8), ("float32", "8bit"), (False, True)):
-            if not much and (states == "8bit" or inside):
+        for chunks, states, inside in itertools.product((1, 8), WORTH, (False, True)):
+            if not much and (states != "float32" or inside):
                 continue
             shape = Shape(technique, "float32", 64, 31 if chunks == 1 else 32, False, states, chunks, inside)
             for micro in (window,) if inside else [size for size in plan.micro_batches if 2 * size <= window]:
@@ -98,13 +114,13 @@ def brute_force(model: MadeUp, plan: PlanConfig, window: int) -> list[tuple[int,
                     blocks = tuple(place for place, again in enumerate(choice) if again)
                     priced = model.price(shape, micro, accumulation, blocks)
                     speed = 64 * micro * accumulation / priced.seconds
-                    found.append((order, speed * (0.95 if states == "8bit" else 1.0), priced.peak_bytes))
+                    found.append((order, speed * WORTH[states], priced.peak_bytes))
     return found
 
 
 def test_a_brute_force_search_finds_nothing_better_for_200_models_and_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "has_8bit", lambda: True)
-    plan, checked, refused = PlanConfig(micro_batches=(4, 2, 1), headroom=0.0), 0, 0
+    plan, checked, refused = PlanConfig(micro_batches=(4, 2, 1), headroom=0.0, savings=get_args(Saving)), 0, 0
     for seed in range(40):
         model = MadeUp(seed)
         every = brute_force(model, plan, 8)
@@ -147,6 +163,8 @@ def ways_at_the_least_budget(model: MadeUp, workers: int, **settings: Any) -> li
         ("chunked_loss", "parts"),
         ("update_in_backward", "inside"),
         ("states_8bit", "8 bits"),
+        ("states_4bit", "4 bits"),
+        ("states_mini", "second moment"),
     ],
 )
 def test_only_savings_that_are_allowed_are_used(monkeypatch: pytest.MonkeyPatch, saving: str, word: str) -> None:

@@ -80,10 +80,36 @@ def life(method: Technique, pin: ModelPin, count: int, *, killed_after: int | No
     for number, window in enumerate(windows(count)):
         if number == killed_after:
             snapshots = Snapshots(folder, "work")
-            snapshots.write(1, optimizer, {"rng.cpu.0": torch.get_rng_state()}, {"position": {}}, {})
+            snapshots.write(
+                1, optimizer, {"rng.cpu.0": torch.get_rng_state()}, {"position": {"best": None, "guard": {}}}, {}
+            )
             optimizer = started(method, pin, seed=99)  # the seed is the snapshot's to say
             found = snapshots.latest()
             assert found is not None
             found.restore(optimizer, Group())
         optimizer.step(window, 1e-2, clip=1.0)
     return optimizer
+
+
+def put_back(method: Technique, pin: ModelPin, folder: Path) -> None:
+    """Put earlier states back into a living optimizer, and hold it against one that never knew what came after."""
+    stream = windows(7)
+    optimizer, snapshots = started(method, pin), Snapshots(folder, "work")
+    for number, window in enumerate(stream):
+        if number in (0, 2):
+            state = {"position": {"best": None, "guard": {"states": [[0, None, 0]]}}}
+            snapshots.write(number, optimizer, {"rng.cpu.0": torch.get_rng_state()}, state, {})
+        optimizer.step(window, 1e-2, clip=1.0)
+    for back in (2, 0):
+        snapshots.at(back).put(optimizer, Group())
+        fresh = started(method, pin, seed=99)
+        snapshots.at(back).put(fresh, Group())
+        for each in (optimizer, fresh):
+            each.windows = 7  # rows go on, and with them whose turn it is
+            each.step(stream[3], 1e-2, clip=1.0)
+        assert optimizer.plain() == fresh.plain()
+        ours, wanted = optimizer.model.state_dict(), fresh.model.state_dict()
+        assert all(torch.equal(ours[name], value) for name, value in wanted.items())
+        held, others = optimizer.held(), fresh.held()
+        assert set(held) == set(others)
+        assert all(torch.equal(held[name], value) for name, value in others.items())

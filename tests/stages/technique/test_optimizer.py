@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -12,7 +13,8 @@ from data_contracts.config import TrainConfig
 from stages.meter.flops import FlopCounter
 from stages.plan.estimate import Estimator
 from stages.plan.trace import Shape, trace_flops, trace_step
-from tests.stages.technique.setting import life, pinned, started, technique, windows
+from stages.technique.bounds import Bounds
+from tests.stages.technique.setting import life, pinned, put_back, started, technique, windows
 
 SETTINGS = [
     {"method": "full"},
@@ -32,6 +34,9 @@ SETTINGS = [
     {"method": "lisa", "layers": 1, "block_steps": 2},
     {"method": "galore", "rank": 4, "gap": 3},
     {"method": "apollo", "rank": 2, "gap": 3},
+    {"method": "qa_lora", "r": 2, "group_size": 8},
+    {"method": "peqa"},
+    {"method": "dqt", "bits": 3, "group_size": 8},
 ]
 DEEP = [
     {"method": "badam"},
@@ -64,6 +69,43 @@ def test_a_life_interrupted_after_any_window_ends_in_the_same_bytes(pin, tmp_pat
             assert all(torch.equal(one[name], other[name]) for name in one)
         state, expected = again.model.state_dict(), whole.model.state_dict()
         assert all(torch.equal(expected[name], state[name]) for name in expected)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
+def test_an_earlier_state_put_back_into_a_living_optimizer_leaves_nothing_of_what_came_after(pin, tmp_path, settings):
+    put_back(technique(**settings), pin, tmp_path)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
+def test_bounds_withhold_a_window_and_tell_how_far_one_moved_and_what_it_promised(pin, settings):
+    window = windows(1)[0]
+    optimizer = started(technique(**settings), pin)
+    for bounds in (Bounds(most_loss=1.0), Bounds(most_norm=1e-9)):
+        before = {name: value.clone() for name, value in optimizer.model.state_dict().items()}
+        assert not optimizer.step(window, 1e-2, clip=1.0, bounds=bounds).applied
+        assert bounds.told() == (None, None)
+        after = optimizer.model.state_dict()
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+    optimizer = started(technique(**settings), pin)
+    plain = started(technique(**settings), pin)
+    named = dict(optimizer.model.named_parameters())
+    before = {name: value.detach().double().clone() for name, value in named.items()}
+    bounds = Bounds()
+    result = optimizer.step(window, 1e-3, clip=0.1, bounds=bounds)
+    plain.step(window, 1e-3, clip=0.1)
+    expected, found = plain.model.state_dict(), optimizer.model.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    moved, promised = bounds.told()
+    change = {name: value.detach().double() - before[name] for name, value in named.items()}
+    change = {name: value for name, value in change.items() if value.any()}
+    step = math.sqrt(sum(float(value.square().sum()) for value in change.values()))
+    weight = math.sqrt(sum(float(before[name].square().sum()) for name in change))
+    if settings["method"] != "hybrid":  # its zeroth-order share is not measured
+        assert moved == pytest.approx(step / weight, rel=0.25)  # read from a sample
+    assert 0 < promised < 1
+    lower = optimizer.step(window, 0.0, clip=1.0).loss - result.loss if settings["method"] in ("full", "lora") else None
+    if lower is not None:
+        assert promised == pytest.approx(-lower, rel=0.3)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)

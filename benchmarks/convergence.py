@@ -13,7 +13,7 @@ a pilot of 50 steps on one seed had shown where rates lie, before any cell of th
     adapters      0.90   half of the width in rank holds most of an update, and qlora's base is a little off
     projections   0.90   every weight moves at every step, Adam's moments alone are approximate
     blocks        0.80   a layer has a fifth of the steps; lisa's outer weights have all of them
-    packed        0.70   as blocks, rounded to eight bits, its outer weights frozen
+    packed        0.70   weights of few bits: as blocks with rounding and frozen outer weights, or scales alone
     capped        0.40   as packed, and a fourth of the rows alone is read by backward passes
     mixed         0.40   plain descent, two thirds of the rows read by backward passes
     zeroth        0.05   a step along one of d directions gains 1/d of a gradient step of that length (Malladi et al.
@@ -86,6 +86,10 @@ ARMS = {
     "full": Arm("full", {"method": "full"}, RATES["full"]),
     "lora": Arm("adapters", {"method": "lora", "r": 32, "alpha": 64.0}),
     "qlora": Arm("adapters", {"method": "qlora", "r": 32, "alpha": 64.0}),
+    "qa_lora": Arm("adapters", {"method": "qa_lora", "r": 32, "alpha": 64.0}),
+    "peqa": Arm("packed", {"method": "peqa"}),
+    "dqt": Arm("packed", {"method": "dqt"}),
+    "baoc": Arm("projections", {"method": "baoc", "probe_steps": STAY}),
     "badam": Arm("blocks", {"method": "badam", "block_steps": STAY}),
     "hift": Arm("blocks", {"method": "hift"}),
     "lisa": Arm("blocks", {"method": "lisa", "block_steps": STAY}),
@@ -131,7 +135,7 @@ def cell(folder: Path, rows: Rows, name: str, rate: float, seed: int, steps: int
     arm, began = ARMS[name], time.process_time()
     zeroth = arm.family == "zeroth"
     train = TrainConfig(learning_rate=rate, warmup_steps=10, decay_share=0.5, evaluations=4, snapshot_steps=10**6,
-                        epochs=4.0 if zeroth else 1.0)  # fmt: skip
+                        epochs=4.0 if zeroth else 1.0, guard=None)  # fmt: skip
     plan = plan_of(arm.technique, arm.micro, WINDOW // arm.micro, LONGEST)
     result = trained(folder, rows, plan, train, seed=seed, count=steps * WINDOW, anneals=True,
                      segment_flops=flops if zeroth else None)  # fmt: skip
@@ -201,6 +205,8 @@ def table(cells: Cells, names: list[str], base: float) -> list[dict[str, Any]]:
 
     full = cells.arm("full", None)
     gain = base - statistics.mean(one["holdout"] for one in full)
+    for name in names:
+        cells.arm(name, full[0]["flops"])
     found = []
     with tempfile.TemporaryDirectory() as scratch:
         large = shape_8b(Path(scratch))

@@ -34,6 +34,9 @@ from benchmarks.chain import report
 from benchmarks.forked import in_own_process
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from data_contracts.records import ModelPin
     from stages.plan.estimate import Estimator
     from stages.plan.search import Way
@@ -111,6 +114,16 @@ def cases(layers: int) -> list[tuple[Shape, int, int, tuple[int, ...]]]:
             (shape_of(name, update_in_backward=True), WINDOW, 1, ()),
             (shape_of(name, optimizer_states="8bit"), MICRO_BATCH, 2, ()),
             (shape_of(name, optimizer_states="8bit", loss_chunks=8, update_in_backward=True), WINDOW, 1, every),
+            (shape_of(name, offload_activations=True), MICRO_BATCH, 2, ()),
+            (shape_of(name, optimizer_states="host"), MICRO_BATCH, 2, every),
+            (
+                shape_of(
+                    name, optimizer_states="host", offload_activations=True, loss_chunks=8, update_in_backward=True
+                ),
+                WINDOW,
+                1,
+                (),
+            ),
             (shape_of(name, shards=2), MICRO_BATCH, 2, ()),
             (shape_of(name, shards=2, loss_chunks=8), MICRO_BATCH, 2, every),
         ]
@@ -142,6 +155,13 @@ def measured(pin: ModelPin, shape: Shape, micro: int, accumulation: int, blocks:
     return max(found, key=lambda each: each["bytes"])
 
 
+def room_apart(like: Tensor, host: torch.device) -> Tensor:
+    """Return room that torch's allocator does not know of: main memory beside a device, here on a CPU."""
+    import torch
+
+    return torch.frombuffer(bytearray(like.numel() * like.element_size()), dtype=like.dtype).view(like.shape)
+
+
 def measured_rank(
     rank: int, home: Path | None, pin: ModelPin, shape: Shape, micro: int, accumulation: int, blocks: tuple[int, ...]
 ) -> dict[str, Any]:
@@ -154,6 +174,7 @@ def measured_rank(
     from stages.model.batch import Row, collate
     from stages.model.load import load_model
     from stages.model.shards import own, ranks, shard
+    from stages.technique import offload
     from stages.technique.frozen import halve_frozen
     from stages.technique.recompute import blocks_of, recompute
     from stages.workers.group import Group
@@ -162,6 +183,7 @@ def measured_rank(
         meeting = f"file://{home}/meeting"
         torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=shape.shards)
     torch.manual_seed(0)
+    offload.room = room_apart
     model: Any = shape.technique.wrap(load_model(pin))
     halve_frozen(model, shape.precision)
     if home is not None:
@@ -176,12 +198,12 @@ def measured_rank(
 
     def step() -> None:
         optimizer.step(window, 1e-4, clip=1.0, precision=shape.precision, loss_chunks=shape.loss_chunks,
-                       in_backward=shape.update_in_backward,
+                       in_backward=shape.update_in_backward, host="cpu" if shape.offload_activations else None,
                        all_reduce=None if home is None else Group(rank, shape.shards).sum_)  # fmt: skip
 
     optimizer.stand()
     step()
-    states = [own(value) for each in optimizer.stand().values() for value in each]
+    states = [own(value) for each in optimizer.stand().values() for value in each if shape.optimizer_states != "host"]
     stays = {item.untyped_storage().data_ptr(): item.untyped_storage().nbytes()
              for item in (*map(own, model.parameters()), *model.buffers(), *states)}  # fmt: skip
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
@@ -204,7 +226,7 @@ def compare(pin: ModelPin, size: str) -> list[dict[str, Any]]:
     from data_contracts.config import TrainConfig
     from stages.plan.estimate import Estimator
 
-    estimator, rows = Estimator(pin, TrainConfig(), "cpu"), []
+    estimator, rows = Estimator(pin, TrainConfig(), "cpu", host="meta"), []
     for shape, micro, accumulation, blocks in cases(pin.layers):
         phases = estimator.phases(shape, micro, accumulation, blocks)
         predicted = max(phase.total - phase.process for name, phase in phases.items() if name != "load")
@@ -212,8 +234,8 @@ def compare(pin: ModelPin, size: str) -> list[dict[str, Any]]:
         row = {
             "model": size, "technique": type(shape.technique).name(), "precision": shape.precision, "micro": micro,
             "states": shape.optimizer_states, "chunks": shape.loss_chunks, "inside": shape.update_in_backward,
-            "shards": shape.shards, "recomputed": len(blocks), "predicted": predicted,
-            "measured": found["bytes"], "scratch": found["scratch"],
+            "shards": shape.shards, "offloaded": shape.offload_activations, "recomputed": len(blocks),
+            "predicted": predicted, "measured": found["bytes"], "scratch": found["scratch"],
             "error": predicted / found["bytes"] - 1,
         }  # fmt: skip
         print(json.dumps(row), flush=True)

@@ -131,7 +131,15 @@ class BeginConfig(Frozen):
 
 
 Saving = Literal[
-    "recompute", "chunked_loss", "update_in_backward", "states_8bit", "states_4bit", "states_mini", "shard"
+    "recompute",
+    "chunked_loss",
+    "update_in_backward",
+    "states_8bit",
+    "states_4bit",
+    "states_mini",
+    "shard",
+    "offload_states",
+    "offload_activations",
 ]
 
 
@@ -147,13 +155,26 @@ class PlanConfig(Frozen):
     window: int = Field(
         8, ge=1, description="Examples an optimizer step, all workers; rounded up to whole micro-batches on each."
     )
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["auto", "any", "float32", "bfloat16"] = Field(
+        "auto",
+        description="auto is the device's own; any also takes the other one and, below adapters, frozen weights in "
+        "four bits, each where nothing before it fits.",
+    )
     packed: bool = Field(False, description="Pack several examples into one row.")
     headroom: float = Field(0.1, ge=0, lt=1, description="Share of the memory budget left free.")
     savings: tuple[Saving, ...] = Field(
-        ("recompute", "chunked_loss", "update_in_backward", "states_8bit", "shard"),
+        (
+            "recompute",
+            "chunked_loss",
+            "update_in_backward",
+            "states_8bit",
+            "shard",
+            "offload_states",
+            "offload_activations",
+        ),
         description="What may be used where memory is short (docs/memory.md); `states_8bit` asks for bitsandbytes, "
-        "`shard` for several workers; `states_4bit` and `states_mini` are used only where they are named.",
+        "`shard` for several workers, what is offloaded for an accelerator; `states_4bit` and `states_mini` are used "
+        "only where they are named.",
     )
 
 

@@ -151,6 +151,28 @@ class ModelPin(Frozen):
     grown_vocabulary: int = Field(0, ge=0, description="Rows the embedding is grown to on loading; 0 leaves it.")
 
 
+class MemoryUse(Frozen):
+    """What a segment of training really held beside what its plan had predicted; measured, and no part of a digest."""
+
+    device: str
+    predicted_bytes: int
+    allowed_bytes: int | None = Field(description="The budget's less headroom; None is unlimited.")
+    measured_bytes: int = Field(description="Most of any step: the process's resident size, or what CUDA allocated.")
+    ran_out: bool = Field(
+        description="Whether memory ran out in a step, which was then made with smaller micro-batches."
+    )
+
+    @property
+    def past(self) -> int:
+        """Bytes held past the prediction; less than 0 where fewer were held."""
+        return self.measured_bytes - self.predicted_bytes
+
+    @property
+    def broke(self) -> bool:
+        """Whether more was held than was allowed, or than there was."""
+        return self.ran_out or (self.allowed_bytes is not None and self.measured_bytes > self.allowed_bytes)
+
+
 class Plan(Frozen):
     """How training fits: the chosen combination, what it is predicted to need, and the runners-up."""
 
@@ -163,9 +185,11 @@ class Plan(Frozen):
     recomputed_blocks: tuple[int, ...] = Field(
         (), description="Decoder blocks (from 0) whose activations the backward pass computes again."
     )
-    optimizer_states: Literal["float32", "8bit", "4bit", "mini"] = Field(
-        "float32", description="In which the moments are held; mini is one second moment a block."
+    optimizer_states: Literal["float32", "8bit", "4bit", "mini", "host"] = Field(
+        "float32",
+        description="In which the moments are held; mini is one second moment a block, host is float32 in main memory.",
     )
+    offload_activations: bool = Field(False, description="Whether activations wait in main memory.")
     loss_chunks: int = Field(1, ge=1, description="Parts in which a micro-batch goes through the output head.")
     update_in_backward: bool = Field(False, description="Whether one parameter's gradient is held at a time.")
     workers: int = Field(0, ge=0, description="0 is in this process.")
@@ -173,7 +197,12 @@ class Plan(Frozen):
     trainable: int = Field(ge=0)
     peak_bytes: int = Field(ge=0, description="Predicted, largest phase.")
     phases: dict[str, int] = Field(description="Predicted bytes by phase.")
-    allowed_bytes: int | None = Field(None, description="Memory that may be taken: the budget's less headroom.")
+    allowed_bytes: int | None = Field(
+        None, description="Memory that may be taken: the budget's less headroom and `residual_bytes`."
+    )
+    residual_bytes: int = Field(
+        0, ge=0, description="What earlier segments held past predictions, where that broke what was allowed."
+    )
     score_bytes: dict[str, int] = Field(
         default_factory=dict,
         description="Predicted for influence of the longest row alone on one target group, by its form: backward, "

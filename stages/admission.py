@@ -77,6 +77,7 @@ def earlier_commit(store: Store, stage: Stage[Any], kin: str) -> Inputs | None:
     """Return inputs and outputs of the newest commit with this kin whose payloads are whole, or None."""
     for manifest in store.kindred(stage.verb, kin) if kin else ():
         refs = {**manifest.inputs, **{name: (output.ref,) for name, output in manifest.outputs.items()}}
+        refs = {name: given for name, given in refs.items() if stage.recalls is None or name in stage.recalls}
         try:
             return Inputs(
                 {name: tuple(Artifact(ref, store.open(ref)) for ref in given) for name, given in refs.items()}

@@ -211,6 +211,8 @@ class Stage(Generic[C]):
     gives: ClassVar[Mapping[str, str]]
     """Output name to contract name. An output that a run does not make must be listed in `optional`."""
     optional: ClassVar[frozenset[str]] = frozenset()
+    recalls: ClassVar[frozenset[str] | None] = None
+    """Of an earlier commit's inputs and outputs (`Work.earlier`), those that are opened; None is all."""
     effect: ClassVar[bool] = False
     """An effect changes something outside its artifacts and is never adopted from a commit."""
 

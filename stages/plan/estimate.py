@@ -70,11 +70,13 @@ class Estimator:
         pin: the model.
         train: the optimizer's settings.
         device: "cpu" or "cuda".
+        host: the device that activations and moments can be sent to, where it is another than `device`.
     """
 
     pin: ModelPin
     train: TrainConfig
     device: str
+    host: str | None = None
     _pieces: dict[tuple[Shape, int, bool], Pieces] = field(default_factory=dict)
     _alike: bool | None = None
     _model: Any = None
@@ -168,7 +170,11 @@ class Estimator:
         Backward: weights, the direction, and all activations (nothing is recomputed); the taps keep what training's
         weight gradients would have kept. Forward: a copy of what is moved instead, and one layer's share of those.
         """
-        phases = self.phases(replace(shape, packed=False, update_in_backward=False, loss_chunks=1, shards=1), 1, 1)
+        phases = self.phases(
+            replace(shape, packed=False, update_in_backward=False, loss_chunks=1, shards=1, offload_activations=False),
+            1,
+            1,
+        )
         weights, process = self._fixed(replace(shape, precision="float32", shards=1))[0], phases["forward"].process
         activations = max(phases[name].activations for name in ("forward", "backward"))
         moved = 4 * trainable
@@ -180,7 +186,14 @@ class Estimator:
     def flops(self, shape: Shape, recomputed: tuple[int, ...] = ()) -> FlopModel:
         """Return the operations of a forward and of a training pass, blocks recomputed or not; other savings are not
         part of it (see `stages.technique.cost`)."""
-        plain = replace(shape, optimizer_states="float32", loss_chunks=1, update_in_backward=False, shards=1)
+        plain = replace(
+            shape,
+            optimizer_states="float32",
+            loss_chunks=1,
+            update_in_backward=False,
+            shards=1,
+            offload_activations=False,
+        )
 
         def traced(layers: int, places: tuple[int, ...] = ()) -> FlopModel:
             return trace_flops(self.pin, plain, layers=layers, device=self.device, recomputed=places)
@@ -200,7 +213,8 @@ class Estimator:
     def _depth(shape: Shape) -> int:
         """Return how many layers are traced. While a spread layer's backward pass ends, the last but one is gathered:
         the third is the first like all further ones, and another the last."""
-        return max(shape.technique.traced_layers, 4 if shape.shards > 1 else 0)
+        least = 4 if shape.shards > 1 else 3 if shape.offload_activations else 0  # see `Mezo.traced_layers`
+        return max(shape.technique.traced_layers, least)
 
     def _traces(self, shape: Shape, again: bool) -> tuple[Timeline, Timeline]:
         shallow = self._shallow(shape)
@@ -209,18 +223,16 @@ class Estimator:
             if again:
                 return few, more
             layers = self._depth(shape) if shallow else self.pin.layers
-            own = trace_step(
-                self.pin, replace(shape, loss_chunks=1), self.train, layers=layers, rows=ROWS[0], device=self.device
-            )
+            own = self._trace(replace(shape, loss_chunks=1), layers, ROWS[0])
             return few.with_update(own), more.with_update(own)
         layers = self._depth(shape) + again if shallow else self.pin.layers
         places = tuple(range(layers - 1 if shallow else layers)) if again else ()
 
-        def trace(rows: int) -> Timeline:
-            settings = {"layers": layers, "rows": rows, "device": self.device}
-            return trace_step(self.pin, shape, self.train, **settings, recomputed=places)
+        return self._trace(shape, layers, ROWS[0], places), self._trace(shape, layers, ROWS[1], places)
 
-        return trace(ROWS[0]), trace(ROWS[1])
+    def _trace(self, shape: Shape, layers: int, rows: int, recomputed: tuple[int, ...] = ()) -> Timeline:
+        settings: dict[str, Any] = {"layers": layers, "rows": rows, "device": self.device, "host": self.host or "cpu"}
+        return trace_step(self.pin, shape, self.train, **settings, recomputed=recomputed)
 
     def _cut(self, shape: Shape, micro_batch: int, *, again: bool) -> Pieces:
         key = (shape, micro_batch, again)
@@ -246,7 +258,7 @@ class Estimator:
         if type(shape.technique).moment_bytes is not Technique.moment_bytes:
             self._model = self._model or empty_model(self.pin)
             moments = shape.technique.moment_bytes(self._model) or moments
-        return weights, moments, moments / trace.moments if trace.moments else 1.0
+        return weights, moments, moments / trace.moments if trace.moments else weights / trace.weights
 
 
 def _layers_alike(pin: ModelPin) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_contracts.cost import Budget
-from data_contracts.errors import BudgetError, ConfigError
+from data_contracts.errors import BudgetError, ConfigError, DoesNotFitError
 from data_contracts.method import resolve
 from data_contracts.records import ModelPin, Plan, Summary
 from stages.meter.flops import FlopModel
@@ -21,6 +21,7 @@ from stages.model.pin import highest_token, read_pin
 from stages.plan.estimate import Estimator
 from stages.plan.page import show
 from stages.plan.report import summary_of, why
+from stages.plan.residual import learnt
 from stages.plan.search import Way, front, precisions, search
 from stages.plan.targets import check_targets
 from stages.plan.trace import Shape, seeded
@@ -64,25 +65,42 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
     techniques = _techniques(config, inputs)
     for technique in techniques:
         check_targets(technique, model)
-    precision = precisions(config.plan.precision, device)
     answers = rows.longest - 1 if config.plan.packed else int(rows.answers.max())
-    shapes = [
-        Shape(technique, precision, rows.longest, max(1, answers), config.plan.packed) for technique in techniques
-    ]
+    anew = config.plan.precision == "any" and inputs.maybe("checkpoint") is None
+    shapes, reserve = list[Shape](), set[int]()
+    for technique in techniques:
+        first = len(shapes)
+        for each in (technique, *filter(None, [technique.in_four_bits() if anew else None])):
+            for precision in precisions(config.plan.precision, device):
+                shapes.append(Shape(each, precision, rows.longest, max(1, answers), config.plan.packed))
+        reserve |= set(range(first + 1, len(shapes)))
     limit = config.budget.peak_bytes
-    estimator = Estimator(pin, config.train, device)
+    past = learnt(inputs.all("curve"), work.earlier(), device)
+    if limit is None and past.below is not None:
+        limit = math.floor((past.below - 1) / (1 - config.plan.headroom))  # what there is was not enough for that
+    residual = 0 if limit is None else past.of(limit, config.plan.headroom)
+    estimator = Estimator(pin, config.train, device, host="cpu" if device == "cuda" else None)
     with seeded():
-        chosen, ways = search(estimator, shapes, config.plan, window=window, workers=config.train.workers, limit=limit)
+        how: dict[str, Any] = {"window": window, "workers": config.train.workers, "limit": limit, "reserve": reserve}
+        try:
+            chosen, ways = search(estimator, shapes, config.plan, **how, residual=residual)
+        except DoesNotFitError as error:
+            if not residual:
+                raise
+            work.notice(f"earlier segments held {residual:,} bytes more than predicted; {error.found}: planned without")
+            residual = 0
+            chosen, ways = search(estimator, shapes, config.plan, **how)
         flops = estimator.flops(chosen.shape, chosen.recomputed)
         trainable = chosen.shape.technique.trainable_count(model)
         scoring = {} if limit is None else estimator.scoring(chosen.shape, trainable)
     remaining = Budget(flops=config.budget.flops, tokens=config.budget.tokens).minus(work.spent().total)
     plan = _plan(config, chosen, ways, rows, flops, trainable=trainable, scoring=scoring)
+    plan = plan.model_copy(update={"residual_bytes": residual})
     _check_step(plan, chosen, rows, flops, remaining)
     if chosen.peak_bytes > available_bytes() and device == "cpu":
         work.notice(f"the plan needs {chosen.peak_bytes:,} bytes; this machine has {available_bytes():,} left now")
     work.record("plan", plan)
-    summary = summary_of(plan, chosen, ways, pin, pool_rows=rows.pool, noise=noise, remaining=remaining)
+    summary = summary_of(plan, chosen, ways, pin, pool_rows=rows.pool, noise=noise, remaining=remaining, past=past.past)
     show(plan, chosen, ways, inputs.all("curve"), summary, work)
     return summary
 
@@ -156,6 +174,7 @@ def _plan(
         update_in_backward=inside,
         workers=config.train.workers,
         sharded=shape.shards > 1,
+        offload_activations=shape.offload_activations,
         trainable=trainable,
         peak_bytes=chosen.peak_bytes,
         phases={name: phase.total for name, phase in chosen.phases.items()},

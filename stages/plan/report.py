@@ -33,6 +33,7 @@ def summary_of(
     pool_rows: int,
     noise: float | None,
     remaining: Budget,
+    past: int | None,
 ) -> Summary:
     """Return the summary: facts, a table of the alternatives, the Pareto front, a table of phase bytes."""
     grown = (pin.grown_vocabulary - pin.vocabulary) * pin.hidden if pin.grown_vocabulary else 0
@@ -49,6 +50,7 @@ def summary_of(
         "embedding_weights": (pin.grown_vocabulary or pin.vocabulary) * pin.hidden,
         "peak_bytes": plan.peak_bytes,
         "process_bytes": next(iter(chosen.phases.values())).process,
+        "residual_bytes": plan.residual_bytes,
         "modelled_tokens_per_second": round(plan.tokens_per_second, 1),
         "flops_per_token": plan.flops_per_token,
         "pool_rows": pool_rows,
@@ -57,7 +59,10 @@ def summary_of(
         "gradient_noise_tokens": noise,
         "why": plan.why,
     }
-    return Summary(title="Plan", facts=facts, tables=(alternatives(plan), _front(ways), phases_of(chosen)))
+    measured: dict[str, str | int | float | bool | None] = {} if past is None else {"most_bytes_past_prediction": past}
+    return Summary(
+        title="Plan", facts=facts, measured=measured, tables=(alternatives(plan), _front(ways), phases_of(chosen))
+    )
 
 
 def alternatives(plan: Plan) -> Table:

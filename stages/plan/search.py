@@ -1,17 +1,18 @@
 """The search: every compatible way of training, its peak and its speed; what does not fit is out; the rest is ranked.
 
-A way is a technique, a micro-batch and savings: moments in another form, the output head in parts, updates inside the
-backward pass, everything spread over the workers, and which blocks are recomputed. Techniques come in the configured
-order, a better one that fits before any of the next (the prior on quality between techniques is the user's order).
-Within one, ways are ranked by modelled tokens a second times a prior on quality: 1 where losses are what they are
-without the saving, `PRIORS` for moments in another form. Savings are priced only where the fastest plain way of a
-technique does not fit. Which step is priced, and how, is the estimator's.
+A way is a technique, a micro-batch and savings: moments in another form or in main memory, the output head in parts,
+updates inside the backward pass, activations in main memory, everything spread over the workers, and which blocks are
+recomputed. Techniques come in the configured order, a better one that fits before any of the next (the prior on quality
+between techniques is the user's order). Within one, ways are ranked by modelled tokens a second times a prior on
+quality: 1 where losses are what they are without the saving, `PRIORS` for moments in another form. Savings are priced
+only where the fastest plain way of a technique does not fit. Which step is priced, and how, is the estimator's.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -24,12 +25,13 @@ from stages.technique.step import States
 
 LOSS_CHUNKS = 8
 """Parts of the output head's work; as torchtune's default."""
-PRIORS: dict[States, float] = {"float32": 1.0, "8bit": 0.95, "4bit": 0.85, "mini": 0.95}
+PRIORS: dict[States, float] = {"float32": 1.0, "8bit": 0.95, "4bit": 0.85, "mini": 0.95, "host": 1.0}
 """Worth of a token by the form of the moments. Dettmers et al. 2022 (arXiv 2110.02861, table 1) find no loss with 8
 bits on ten tasks, Zhang et al. 2024 (arXiv 2406.16793) none with Adam-mini: 5 % is asked for what was not among them.
 With 4 bits a small model here takes a sixth more steps to the same loss (`tests/stages/technique/test_savings.py`)."""
 FORMS: dict[States, str] = {
-    "8bit": "moments in 8 bits", "4bit": "moments in 4 bits", "mini": "one second moment a block"
+    "8bit": "moments in 8 bits", "4bit": "moments in 4 bits", "mini": "one second moment a block",
+    "host": "moments in main memory",
 }  # fmt: skip
 LEAST_SHARE = 0.05
 """Savings on moments and gradients are tried where moments are at least this share of the weights."""
@@ -37,6 +39,8 @@ LEAST_SHARE = 0.05
 
 class Estimates(Protocol):
     """What the search asks of an estimator; see `Estimator`."""
+
+    host: str | None
 
     def price(self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...] = ()) -> Priced:
         """Return peak bytes and seconds of a step."""
@@ -105,6 +109,8 @@ class Way:
             found.append("updates inside the backward pass")
         if shape.optimizer_states in FORMS:
             found.append(FORMS[shape.optimizer_states])
+        if shape.offload_activations:
+            found.append("activations in main memory")
         if shape.shards > 1:
             found.append(f"spread over {shape.shards} workers")
         return found
@@ -117,7 +123,15 @@ class Way:
 
 
 def search(
-    estimator: Estimates, shapes: Sequence[Shape], plan: PlanConfig, *, window: int, workers: int, limit: int | None
+    estimator: Estimates,
+    shapes: Sequence[Shape],
+    plan: PlanConfig,
+    *,
+    window: int,
+    workers: int,
+    limit: int | None,
+    reserve: Collection[int] = (),
+    residual: int = 0,
 ) -> tuple[Way, list[Way]]:
     """Return the best way that fits and every way that was priced, best first.
 
@@ -128,13 +142,17 @@ def search(
         window: examples an optimizer step, over all workers.
         workers: Ray Train workers; 0 is this process.
         limit: memory of one worker, bytes; None is unlimited.
+        reserve: places of shapes that are priced only where no way of those before them fits.
+        residual: bytes that are held past a prediction.
 
     Raises `DoesNotFitError` with the least memory that would do where nothing fits: the lowest peak of all ways, over
     all choices of recomputed blocks.
     """
-    allowed = None if limit is None else int(limit * (1 - plan.headroom))
+    allowed = None if limit is None else int(limit * (1 - plan.headroom)) - residual
     ways: list[Way] = []
     for order, shape in enumerate(shapes):
+        if order in reserve and any(way.fits for way in ways):
+            continue
         terms = _Terms(estimator, plan, window, workers, allowed, order)
         plain = list(terms.plain(shape))
         ways += plain
@@ -144,7 +162,7 @@ def search(
     chosen = next((way for way in ways if way.fits), None)
     if chosen is None:
         assert limit is not None, "without a limit everything fits"
-        raise _refusal(ways, plan, limit)
+        raise _refusal(ways, plan, limit, residual)
     return chosen, ways
 
 
@@ -205,26 +223,29 @@ class _Terms:
         trains_much = phase.moments >= LEAST_SHARE * phase.weights
         chunks = (1, LOSS_CHUNKS) if "chunked_loss" in savings else (1,)
         inside = trains_much and "update_in_backward" in savings and self.workers <= 1
+        apart = self.estimator.host is not None
         small = [form for form in FORMS if trains_much and f"states_{form}" in savings]
+        held: list[States] = ["float32", *(form for form in small if form != "8bit" or has_8bit())]
+        if apart and trains_much and "offload_states" in savings:
+            held.append("host")
+        offloaded = (False, True) if apart and "offload_activations" in savings else (False,)
         yield shape
-        for states in ("float32", *(form for form in small if form != "8bit" or has_8bit())):
-            for parts in chunks:
-                for backward in (False, True) if inside else (False,):
-                    answers = math.ceil(shape.answers / parts) * parts
-                    saved = replace(
-                        shape, optimizer_states=states, loss_chunks=parts, update_in_backward=backward, answers=answers
-                    )
-                    if saved != shape:
-                        yield saved
+        for states, parts, backward, away in itertools.product(held, chunks, (False, True)[: 1 + inside], offloaded):
+            saved = replace(
+                shape, optimizer_states=states, loss_chunks=parts, update_in_backward=backward,
+                offload_activations=away, answers=math.ceil(shape.answers / parts) * parts,
+            )  # fmt: skip
+            if saved != shape:
+                yield saved
         if self.workers > 1 and "shard" in savings:
             for parts in chunks:
                 answers = math.ceil(shape.answers / parts) * parts
                 yield replace(shape, loss_chunks=parts, answers=answers, shards=self.workers)
 
 
-def _refusal(ways: Sequence[Way], plan: PlanConfig, limit: int) -> DoesNotFitError:
+def _refusal(ways: Sequence[Way], plan: PlanConfig, limit: int, residual: int) -> DoesNotFitError:
     nearest = min(ways, key=lambda way: way.peak_bytes)
-    needed = math.ceil(nearest.peak_bytes / (1 - plan.headroom))
+    needed = math.ceil((nearest.peak_bytes + residual) / (1 - plan.headroom))
     phase = max(nearest.phases, key=lambda name: nearest.phases[name].total)
     return DoesNotFitError(
         f"one way of training fits `budget.peak_bytes` = {limit:,} less {plan.headroom:.0%} headroom",
@@ -245,15 +266,20 @@ def micro_batches(wanted: Sequence[int], window: int, workers: int) -> list[int]
     return sorted({size for size in wanted if size <= share} or {min(*wanted, whole)}, reverse=True)
 
 
-def precisions(wanted: str, device: str) -> str:
-    """Return "float32" or "bfloat16". "auto" is bfloat16 where the device multiplies it in hardware, else float32.
+def precisions(wanted: str, device: str) -> list[str]:
+    """Return the precisions to try, in order: "float32" or "bfloat16" as asked for, with "auto" the device's own, which
+    is bfloat16 where it multiplies that in hardware, and with "any" the other one after it.
 
-    bfloat16 means autocast: matmuls in bfloat16, weights, gradients and moments in float32.
+    bfloat16 means autocast: matmuls in bfloat16, weights that train, gradients and moments in float32, and weights that
+    never train below adapters in bfloat16.
     """
-    if wanted != "auto":
-        return wanted
+    if wanted not in ("auto", "any"):
+        return [wanted]
     from stages.meter.machine import accelerators, cpu_has_fast_bfloat16
 
     if device == "cuda":
-        return "bfloat16" if all(float(item["capability"]) >= 8.0 for item in accelerators()) else "float32"
-    return "bfloat16" if cpu_has_fast_bfloat16() else "float32"
+        fast = all(float(item["capability"]) >= 8.0 for item in accelerators())
+    else:
+        fast = cpu_has_fast_bfloat16()
+    both = ["bfloat16", "float32"] if fast else ["float32", "bfloat16"]
+    return both if wanted == "any" else both[:1]

@@ -39,6 +39,7 @@ class PlanStage(Stage[PlanSlice]):
         "pool": Takes("examples", optional=True),
     }
     gives: ClassVar[Mapping[str, str]] = {"plan": "plan"}
+    recalls: ClassVar[frozenset[str] | None] = frozenset({"plan", "curve"})
 
     def chosen(self, config: PlanSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
         """Return the techniques that may be chosen."""
@@ -46,6 +47,12 @@ class PlanStage(Stage[PlanSlice]):
 
         techniques = config.plan.techniques
         return [(Technique, settings, f"plan.techniques[{number}]") for number, settings in enumerate(techniques)]
+
+    def kin(self, config: PlanSlice, inputs: Inputs) -> Any:
+        """Plans of one model on one kind of device know of each other's segments (`stages.plan.residual`)."""
+        from stages.meter.machine import device_kind
+
+        return {"base": inputs.one("base").ref.digest, "device": device_kind()}
 
     def check(self, config: PlanSlice) -> None:
         """Refuse, beside unknown settings, influence read in training with a technique that cannot give it."""

@@ -33,10 +33,13 @@ PHASES = ("forward", "backward", "forward again", "backward again", "update")
 inside the backward pass: its two passes."""
 OWN = -1
 """Stands for the number of a storage that stays all the time."""
+ACROSS = 30
+"""How much longer a byte takes to main memory and back than in the device's own: 25 GB/s of the latter's 1.5 TB/s, each
+copy being counted on both sides."""
 BEFORE, AFTER = -1, -2
 """Places of what runs before the first block and after the last one."""
 
-_EMPTY = torch.ops.aten.empty.memory_format
+_CAST = torch.ops.aten._to_copy.default
 _READ = torch.ops.aten._local_scalar_dense.default
 
 
@@ -113,11 +116,11 @@ def _resizing(told: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
 
 
 class StorageWatch(TorchDispatchMode):
-    """Follow storages while a step runs; use as a context around it, inside a FakeTensorMode."""
+    """Follow storages of one kind of device while a step runs; use as a context around it, inside a FakeTensorMode."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()
-        self.phase = 0
+        self.phase, self._device = 0, device
         self._held = 0
         self._seen = WeakIdKeyDictionary()
         self._births: dict[int, tuple[int, Stretch, int, int]] = {}  # number -> (phase, stretch, operator, bytes)
@@ -132,7 +135,7 @@ class StorageWatch(TorchDispatchMode):
         total = 0
         for tensor in tensors:
             storage = own(tensor).untyped_storage()
-            if storage not in self._seen:
+            if tensor.device.type == self._device and storage not in self._seen:
                 self._seen[storage] = OWN
                 total += storage.nbytes()
         return total
@@ -221,7 +224,9 @@ class StorageWatch(TorchDispatchMode):
         shaped = [tuple(a.shape) if isinstance(a, Tensor) else a for a in args] if raw else args
         stretch.flops.append(int(count(*shaped, **({} if raw else {**(kwargs or {}), "out_val": out}))) if count else 0)
         given = _tensors((args, list((kwargs or {}).values())))
-        stretch.moved.append(sum(item.numel() * item.element_size() for item in (*given, *found)))
+        items = [*given, *found]
+        across = ACROSS if len({item.device.type for item in items if item.ndim}) > 1 else 1
+        stretch.moved.append(across * sum(item.numel() * item.element_size() for item in items))
         return out
 
     def _move(self, in_backward: bool) -> None:
@@ -235,7 +240,7 @@ class StorageWatch(TorchDispatchMode):
 
     def _see(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage in self._seen:
+        if storage in self._seen or tensor.device.type != self._device:
             return
         self._born(storage)
 
@@ -262,10 +267,8 @@ class StorageWatch(TorchDispatchMode):
         phase, stretch, at, size = self._births.pop(number)
         self._held -= size
         now = self._stretches[self.phase][-1]
-        buffer = (
-            at < len(stretch.ops) and stretch.ops[at] is _EMPTY
-        )  # weights are gathered through one, not one a block
-        if self.phase == phase and stretch.place >= 0 and now.place == AFTER and not buffer:
+        cast = at < len(stretch.ops) and stretch.ops[at] is _CAST  # all else is the last blocks' own
+        if self.phase == phase and stretch.place >= 0 and now.place == AFTER and cast:
             stretch.released += size
         del self._ends[number]
 

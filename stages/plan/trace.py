@@ -28,6 +28,7 @@ from stages.model.shards import ranks, shard
 from stages.plan.timeline import StorageWatch, Timeline
 from stages.technique.base import Technique
 from stages.technique.fake import fake_model
+from stages.technique.offload import HostAdamW
 from stages.technique.recompute import blocks_of
 from stages.technique.states import AdamW8bit, code_values
 from stages.technique.step import States
@@ -50,6 +51,7 @@ class Shape:
     loss_chunks: int = 1
     update_in_backward: bool = False
     shards: int = 1
+    offload_activations: bool = False
 
 
 @lru_cache(maxsize=128)  # a later plan of the same run traces the same steps
@@ -62,9 +64,10 @@ def trace_step(
     rows: int,
     device: str,
     recomputed: tuple[int, ...] = (),
+    host: str = "cpu",
 ) -> Timeline:
     """Run one optimizer step on a fake model of `layers` layers: over two micro-batches of `rows` rows, or over one
-    where updates are made inside the backward pass."""
+    where updates are made inside the backward pass. What is offloaded waits on `host`, and only `device` is watched."""
     if shape.optimizer_states == "8bit":
         code_values()  # made of real numbers
     window = 1 if shape.update_in_backward else 2
@@ -72,13 +75,15 @@ def trace_step(
     model = fake_model(pin, shape.technique, shape.precision, layers=layers, device=device, mode=mode,
                        recomputed=recomputed)  # fmt: skip
     batch = _fake_batch(shape, rows, device, mode)
-    watch, blocks = StorageWatch(), blocks_of(model)
+    watch, blocks = StorageWatch(device), blocks_of(model)
     with pretended(shape.shards, device) as mesh, mode, plain_positions():
         if mesh is not None:
             shard(model, blocks, mesh)
         optimizer = shape.technique.optimizer(model, train, 1e-3, 0, shape.optimizer_states)
         if isinstance(inner := getattr(optimizer, "adamw", None), AdamW8bit):
             inner.piece = 2**62  # pieces are views: the same bytes, traced once
+        if isinstance(inner, HostAdamW):
+            inner.host = torch.device(host)
         held = optimizer.stand()
         names = {parameter: name for name, parameter in model.named_parameters()}
 
@@ -101,10 +106,11 @@ def trace_step(
                 precision=shape.precision,
                 loss_chunks=shape.loss_chunks,
                 in_backward=shape.update_in_backward,
+                host=host if shape.offload_activations else None,
             )
 
         if mesh is not None:  # an operator on spread tensors is tried on others when it comes for the first time
-            with StorageWatch().following(plain(model).base_model, blocks):
+            with StorageWatch(device).following(plain(model).base_model, blocks):
                 step()
         with watch.following(plain(model).base_model, blocks):
             step()

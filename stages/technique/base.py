@@ -74,6 +74,10 @@ class Technique(Method):
         """Return the row lengths, at most `longest`, whose dearest is the dearest of all."""
         return (longest,)
 
+    def in_four_bits(self) -> Technique | None:
+        """Return the same training beside frozen weights of four bits, where there is one."""
+        return None
+
     def moment_bytes(self, model: PreTrainedModel) -> int | None:
         """Return the bytes of the moments of `model` at full depth where they are not those of its layers added up."""
         return None

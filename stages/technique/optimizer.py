@@ -48,6 +48,7 @@ class How(TypedDict, total=False):
     loss_chunks: int
     products: RowProducts | None
     in_backward: bool
+    host: str | None
     bounds: Bounds | None
 
 

@@ -28,6 +28,7 @@ from stages.technique.adam_mini import AdamMini, head_rows
 from stages.technique.attempt import AllReduce, ShortOfMemoryError, generators, noted, restore
 from stages.technique.bounds import Bounds
 from stages.technique.noise import NormPair
+from stages.technique.offload import HostAdamW, Offloading, room
 from stages.technique.states import AdamW8bit, HeldAdamW
 from stages.technique.states_4bit import AdamW4bit
 
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from data_contracts.config import TrainConfig
 
 Moments = dict[str, tuple[Tensor, Tensor]]
-States = Literal["float32", "8bit", "4bit", "mini"]
-"""In which AdamW holds its moments; "mini" is one second moment a block (Adam-mini)."""
+States = Literal["float32", "8bit", "4bit", "mini", "host"]
+"""In which AdamW holds its moments; "mini" is one second moment a block (Adam-mini), "host" float32 in main memory."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ def optimizer_for(
         return AdamW4bit(groups, **settings)
     if states == "mini":
         return AdamMini(groups, head_rows(model), **settings)
+    if states == "host":
+        return HostAdamW(groups, **settings)
     return torch.optim.AdamW(groups, **settings, foreach=False, fused=False)
 
 
@@ -157,8 +160,12 @@ def load_states(optimizer: torch.optim.Optimizer, model: nn.Module, held: Mappin
     for name, parameter in trainable(model).items():
         for key, value in found.get(name, {}).items():
             counts = key == "step"
-            given = int(value) if counts and isinstance(optimizer, HeldAdamW) else value
-            optimizer.state[parameter][key] = given if counts else placed(value, parameter)
+            if counts:
+                optimizer.state[parameter][key] = int(value) if isinstance(optimizer, HeldAdamW) else value
+            elif isinstance(optimizer, HostAdamW):
+                optimizer.state[parameter][key] = room(parameter, optimizer.host).copy_(value)
+            else:
+                optimizer.state[parameter][key] = placed(value, parameter)
 
 
 def optimizer_step(
@@ -172,6 +179,7 @@ def optimizer_step(
     loss_chunks: int = 1,
     products: RowProducts | None = None,
     in_backward: bool = False,
+    host: str | None = None,
     bounds: Bounds | None = None,
 ) -> StepResult:
     """Take one step of `optimizer` on this rank's share of a window.
@@ -189,6 +197,7 @@ def optimizer_step(
         in_backward: hold one parameter's gradient at a time. The window is gone through twice: the first pass measures
             the gradient's norm, the second updates each parameter as soon as its gradient is there. What comes out is
             the same to the bit, dropout included. Needs a window of one micro-batch on one rank.
+        host: device on which activations wait between the passes; None leaves them where they are.
         bounds: what the window may at most show to be applied; it then measures the update.
 
     Raises `ShortOfMemoryError` where memory ran out before an update, and `ConfigError` for `in_backward` with more
@@ -213,7 +222,7 @@ def optimizer_step(
         for batch in window:
             if products is not None:
                 products.begin(batch)
-            loss_D, tokens_D, sums_5 = _micro_batch(model, batch, precision, loss_chunks, gradient)
+            loss_D, tokens_D, sums_5 = _micro_batch(model, batch, precision, loss_chunks, gradient, host)
             if products is not None:
                 found.append(products.take() / batch.weights_D)  # 0 / 0 is NaN: backward did not see the document
             losses.append(loss_D)
@@ -241,7 +250,7 @@ def optimizer_step(
             restore(before)
             measured = partial(bounds.measured, factor=clipped) if bounds else None
             with updating(parameters, optimizer, factor, measured):
-                _objective(model, window[0], precision, loss_chunks)[0].backward()
+                _objective(model, window[0], precision, loss_chunks, host)[0].backward()
         else:
             for parameter, item in zip(parameters, sums, strict=True):
                 parameter.grad = item.mul_(factor)
@@ -266,10 +275,10 @@ def optimizer_step(
 
 
 def _micro_batch(
-    model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int, gradient: Gradient
+    model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int, gradient: Gradient, host: str | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (loss_D, tokens_D, what it adds to the window's totals) of a forward and backward pass."""
-    objective, loss_D, tokens_D = _objective(model, batch, precision, loss_chunks)
+    objective, loss_D, tokens_D = _objective(model, batch, precision, loss_chunks, host)
     weight = (tokens_D * batch.weights_D.double()).sum()
     gradient.micro_square = torch.zeros((), dtype=torch.float64, device=weight.device)
     objective.backward()
@@ -278,8 +287,11 @@ def _micro_batch(
     return loss_D.detach(), tokens_D, torch.stack(sums_5)
 
 
-def _objective(model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int) -> tuple[Tensor, Tensor, Tensor]:
+def _objective(
+    model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int, host: str | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return (weighted sum of losses, loss_D, tokens_D) of a forward pass."""
-    with torch.autocast(batch.input_ids_BT.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+    saving = nullcontext() if host is None else Offloading(model, host)
+    with saving, torch.autocast(batch.input_ids_BT.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
         loss_D, tokens_D = document_losses(model, batch, chunk_tokens=chunk_of(batch, loss_chunks))
     return (loss_D * batch.weights_D.to(loss_D.dtype)).sum(), loss_D, tokens_D

@@ -190,6 +190,7 @@ class _Segment:
             loss_chunks=plan.loss_chunks,
             products=self.influence.products if self.influence is not None else None,
             in_backward=plan.update_in_backward,
+            host="cpu" if plan.offload_activations else None,
             bounds=bounds,
         )
         return window, mine, result.of(sum(len(micro.places) for micro in mine)), bounds

@@ -15,7 +15,7 @@ import pyarrow as pa
 from data_contracts.arrow import read_table, write_table
 from data_contracts.cost import Cost
 from data_contracts.errors import ModelError
-from data_contracts.records import Summary, Table
+from data_contracts.records import MemoryUse, Summary, Table
 from stages.stage import Work
 from stages.train.best import Best
 from stages.train.guard import handed_on
@@ -72,6 +72,8 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
                 rows[name] += chunk.num_rows
     timing = pa.concat_tables(list(read_chunks(job.home / ROWS, result["chunks"], "timing")))
     write_table(work.measured("curve", "timing.arrow"), TIMING, timing)
+    use = _memory_use(job, at, timing, device)
+    work.measured("curve", "memory.json").write_text(use.model_dump_json(), encoding="utf-8")
     best = Best(job.home, job.pin).folder(at["best"]["step"])
     _put_checkpoint(best, work.path("checkpoint"), {"run_step": result["run_step"], "guard": handed_on(at["guard"])})
     costs = _costs(job, at, timing)
@@ -106,6 +108,20 @@ def remedy(at: Mapping[str, Any]) -> str:
     """Return what to do where the guard found the rate too large for good."""
     ceiling = at["guard"]["ceiling"]
     return f"; `train.learning_rate` is too large: {ceiling:.2g} of it was borne" if ceiling < 1 else ""
+
+
+def _memory_use(job: Job, at: dict[str, Any], timing: pa.Table, device: str) -> MemoryUse:
+    """Return what the segment's steps held; the next plan reads it (`stages.plan.residual`)."""
+    what = np.array(timing.column("what").to_pylist())
+    steps = timing.column("peak_bytes").to_numpy()[what == "step"]
+    plan = job.plan
+    return MemoryUse(
+        device=device,
+        predicted_bytes=plan.peak_bytes,
+        allowed_bytes=None if plan.allowed_bytes is None else plan.allowed_bytes + plan.residual_bytes,
+        measured_bytes=int(steps.max(initial=0)),
+        ran_out=bool(at["halved"]),
+    )
 
 
 def _finished(job: Job) -> dict[str, Any] | None:

@@ -91,8 +91,13 @@ def prepare(job: Job, device: str) -> Start:
 
 def _refuse_sharding(job: Job, technique: Technique) -> None:
     """Raise `ConfigError` where a plan spreads over workers what cannot be."""
-    apart = {"influence in training": job.train.influence, "8-bit moments": job.plan.optimizer_states == "8bit",
-             type(technique).name(): "shard" not in technique.savings, "one worker": job.plan.workers < 2}  # fmt: skip
+    apart = {
+        "influence in training": job.train.influence,
+        f"moments in {job.plan.optimizer_states}": job.plan.optimizer_states != "float32",
+        "activations in main memory": job.plan.offload_activations,
+        type(technique).name(): "shard" not in technique.savings,
+        "one worker": job.plan.workers < 2,
+    }
     if wrong := [name for name, found in apart.items() if found]:
         raise ConfigError(
             "weights, gradients and moments are spread over two workers or more, by `full` or `lora` in float32",

@@ -60,6 +60,16 @@ class Lora(Technique):
         )
         return get_peft_model(model, config)
 
+    def in_four_bits(self) -> Technique | None:
+        """Return QLoRA with the same adapters; none with DoRA, and where bitsandbytes is not installed."""
+        from stages.technique.states import has_8bit
+
+        if self.use_dora or not has_8bit():
+            return None
+        from stages.technique.methods.qlora import Qlora
+
+        return Qlora(**self.model_dump())
+
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the base with the adapters added to its weights, its ties kept."""
         from stages.model.checkpoint import merge_adapters

@@ -209,3 +209,20 @@ def test_influence_in_training_is_refused_with_a_technique_that_cannot_give_it_b
     parse_slice(STAGE, {**settings, "plan": {"techniques": [{"method": "full"}, {"method": "qlora"}]}})
     with pytest.raises(ConfigError, match="badam is another"):
         parse_slice(STAGE, {**settings, "plan": {"techniques": [{"method": "lora"}, {"method": "badam"}]}})
+
+
+@pytest.mark.shared
+def test_any_precision_takes_the_other_one_and_then_frozen_weights_in_four_bits_where_nothing_before_fits(
+    inputs: dict[str, Artifact], planned: Planned
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    plan = {"headroom": 0, "precision": "any", "techniques": [{"method": "lora", "r": 4}], "savings": []}
+    free = planned({"plan": plan}, inputs)[0]
+    assert {item["precision"] for item in free.considered} == {free.precision}
+    with pytest.raises(DoesNotFitError) as caught:
+        planned({"plan": plan, "budget": {"peak_bytes": 1}}, inputs)
+    least = planned({"plan": plan, "budget": {"peak_bytes": caught.value.needed_bytes}}, inputs)[0]
+    ways = {(item["technique"], item["precision"]) for item in least.considered}
+    assert {("lora", "float32"), ("lora", "bfloat16"), ("qlora", least.precision)} <= ways
+    assert (least.technique["method"], least.technique["r"]) == ("qlora", 4)
+    assert not any(item["fits"] for item in least.considered if item["technique"] == "lora")

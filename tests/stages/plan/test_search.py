@@ -24,6 +24,18 @@ from tests.stages.plan.test_checkpointing import random_pieces
 
 TECHNIQUES = [resolve(Technique, {"method": name}, "t") for name in ("full", "lora")]
 SHAPES = [Shape(technique, "float32", 64, 31, False) for technique in TECHNIQUES]
+HELD = [
+    Shape(technique, precision, 64, 31, False)
+    for technique, precision in (
+        (TECHNIQUES[0], "float32"),
+        (TECHNIQUES[0], "bfloat16"),
+        (TECHNIQUES[1], "float32"),
+        (TECHNIQUES[1], "bfloat16"),
+        (resolve(Technique, {"method": "qlora"}, "t"), "float32"),
+    )
+]
+RESERVE = {1, 3, 4}
+"""With `plan.precision: any`: the other precision, and frozen weights in four bits."""
 
 
 WORTH: dict[Any, float] = {"float32": 1.0, "8bit": 0.95, "4bit": 0.85, "mini": 0.95}
@@ -36,16 +48,18 @@ class MadeUp:
     def __init__(self, seed: int) -> None:
         draw = np.random.default_rng(seed)
         self.base = random_pieces(seed, 4, alike=bool(seed % 2))
+        self.host: str | None = None
         self.weights = int(draw.integers(100, 400))
         self.share = {"full": 2.0, "lora": float(draw.choice([0.01, 0.1]))}
-        self._made: dict[tuple[Shape, int], Pieces] = {}
+        self.share["qlora"] = self.share["lora"]
+        self._made: dict[Any, Pieces] = {}
         self._walked: dict[Any, Any] = {}
 
     def _pieces(self, shape: Shape, micro: int) -> Pieces:
-        shape = replace(shape, optimizer_states="float32")
-        key = (shape, micro)
+        key = (self._passes(shape), micro)
         if key not in self._made:
-            factor, gradient = micro, 0.0 if shape.update_in_backward else self.share[type(shape.technique).name()]
+            factor = micro * (0.6 if shape.precision == "bfloat16" else 1.0)
+            gradient = 0.0 if shape.update_in_backward else self.share[type(shape.technique).name()]
             made = Pieces.__new__(Pieces)
             made.layers, made.start, made._found = self.base.layers, self.base.start, {False: {}, True: {}}
 
@@ -55,7 +69,7 @@ class MadeUp:
                 own = round(piece.gradients * gradient)
                 delta = round((piece.delta - piece.gradients) * factor) + own
                 return replace(piece, delta=delta, peak=round(piece.peak * scale), gradients=own,
-                               released=piece.released * factor, seconds=seconds)  # fmt: skip
+                               released=round(piece.released * factor), seconds=seconds)  # fmt: skip
 
             for again, phases in self.base._found.items():
                 for name, (before, blocks, after) in phases.items():
@@ -66,7 +80,7 @@ class MadeUp:
     def price(self, shape: Shape, micro: int, accumulation: int, recomputed: tuple[int, ...] = ()) -> Priced:
         passes = 2 if shape.update_in_backward else accumulation
         chosen = tuple(place in recomputed for place in range(4))
-        key = (shape.technique, shape.loss_chunks, shape.update_in_backward, micro, chosen, passes)
+        key = (self._passes(shape), micro, chosen, passes)
         if key not in self._walked:
             self._walked[key] = self._pieces(shape, micro).walk(chosen, passes)
         held, seconds = self._walked[key]
@@ -76,10 +90,18 @@ class MadeUp:
         ]
         moments //= divisor
         phases = {
-            name: PhaseBytes(self.weights, moments, item.gradients, item.peak - item.gradients, 0)
+            name: PhaseBytes(self._weights(shape), moments, item.gradients, item.peak - item.gradients, 0)
             for name, item in held.items()
         }
         return Priced(phases, sum(seconds.values()) + 3.0 + slower)
+
+    @staticmethod
+    def _passes(shape: Shape) -> tuple[Any, ...]:
+        """What a shape's passes depend on, quickly compared."""
+        return id(type(shape.technique)), shape.precision, shape.loss_chunks, shape.update_in_backward
+
+    def _weights(self, shape: Shape) -> int:
+        return self.weights // (4 if type(shape.technique).name() == "qlora" else 1)
 
     def _fixed(self, shape: Shape) -> int:
         phase = self.price(shape, 1, 1).phases["forward"]
@@ -91,7 +113,7 @@ class MadeUp:
         return None if found is None else tuple(place for place, again in enumerate(found) if again)
 
     def least(self, shape: Shape, micro: int, accumulation: int) -> tuple[int, ...]:
-        key = (shape.technique, shape.loss_chunks, shape.update_in_backward, micro, accumulation)
+        key = (self._passes(shape), micro, accumulation)
         if key not in self._walked:
             self._walked[key] = least_blocks(
                 self._pieces(shape, micro), 2 if shape.update_in_backward else accumulation
@@ -99,15 +121,16 @@ class MadeUp:
         return tuple(place for place, again in enumerate(self._walked[key]) if again)
 
 
-def brute_force(model: MadeUp, plan: PlanConfig, window: int) -> list[tuple[int, float, int]]:
+def brute_force(model: MadeUp, plan: PlanConfig, window: int, shapes: list[Shape]) -> list[tuple[int, float, int]]:
     """Return (technique, worth, peak) of every compatible way, all choices of blocks included; nothing is left out."""
     found = []
-    for order, technique in enumerate(TECHNIQUES):
-        much = model.share[type(technique).name()] >= 0.05
+    for order, each in enumerate(shapes):
+        technique = each.technique
+        much = model.share[type(technique).name()] * model.weights >= 0.05 * model._weights(each)
         for chunks, states, inside in itertools.product((1, 8), WORTH, (False, True)):
             if not much and (states != "float32" or inside):
                 continue
-            shape = Shape(technique, "float32", 64, 31 if chunks == 1 else 32, False, states, chunks, inside)
+            shape = Shape(technique, each.precision, 64, 31 if chunks == 1 else 32, False, states, chunks, inside)
             for micro in (window,) if inside else [size for size in plan.micro_batches if 2 * size <= window]:
                 accumulation = math.ceil(window / micro)
                 for choice in itertools.product((False, True), repeat=4):
@@ -123,7 +146,9 @@ def test_a_brute_force_search_finds_nothing_better_for_200_models_and_budgets(mo
     plan, checked, refused = PlanConfig(micro_batches=(4, 2, 1), headroom=0.0, savings=get_args(Saving)), 0, 0
     for seed in range(40):
         model = MadeUp(seed)
-        every = brute_force(model, plan, 8)
+        held = seed % 8 == 0
+        shapes, how = (HELD if held else SHAPES), {"window": 8, "workers": 0, "reserve": RESERVE if held else ()}
+        every = brute_force(model, plan, 8, shapes)
         peaks = sorted({peak for _, _, peak in every})
         draw = np.random.default_rng(seed)
         for limit in (peaks[0] - 1, peaks[0], *(int(draw.integers(peaks[0], peaks[-1])) for _ in range(3))):
@@ -132,18 +157,20 @@ def test_a_brute_force_search_finds_nothing_better_for_200_models_and_budgets(mo
             if not fitting:
                 refused += 1
                 with pytest.raises(DoesNotFitError) as caught:
-                    search(model, SHAPES, plan, window=8, workers=0, limit=limit)
+                    search(model, shapes, plan, limit=limit, **how)
                 assert caught.value.needed_bytes == peaks[0]
                 continue
-            chosen, ways = search(model, SHAPES, plan, window=8, workers=0, limit=limit)
+            chosen, ways = search(model, shapes, plan, limit=limit, **how)
             assert chosen.peak_bytes <= limit
             assert (chosen.order, pytest.approx(-chosen.worth, rel=1e-12)) == min(fitting)
-            best = front(ways)
-            for way in ways:
-                beaten = [
-                    o for o in ways if o.peak_bytes < way.peak_bytes and o.tokens_per_second > way.tokens_per_second
-                ]
-                assert not (beaten and way in best)
+            best = {id(way) for way in front(ways)}
+            points = [(way.peak_bytes, way.tokens_per_second, id(way) in best) for way in ways]
+            kept = {(size, speed) for size, speed, on_front in points if on_front}
+            for size, speed, on_front in points:
+                if on_front:
+                    assert not any(other[0] < size and other[1] > speed for other in points)
+                else:
+                    assert any(other[0] <= size and other[1] >= speed for other in kept)
     assert checked == 200
     assert refused == 40
 

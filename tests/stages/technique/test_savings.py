@@ -11,9 +11,12 @@ import torch
 from data_contracts.config import TrainConfig
 from data_contracts.errors import ConfigError, ModelError
 from stages.model.batch import collate
+from stages.model.loss import document_losses
+from stages.model.packing import collate_packed, pack
 from stages.technique import states, states_4bit
 from stages.technique.frozen import halve_frozen
 from stages.technique.methods.lora import Lora
+from stages.technique.offload import LEAST_BYTES, Offloading
 from stages.technique.recompute import blocks_of, recompute
 from stages.technique.states import AdamW8bit
 from stages.technique.step import (
@@ -268,3 +271,57 @@ def test_frozen_weights_in_bfloat16_give_the_losses_and_weights_that_autocast_gi
     exact = Lora(r=4).wrap(wide())
     halve_frozen(exact, "float32")
     assert {item.dtype for item in exact.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("settings", [{"host": "cpu"}, {"optimizer_states": "host"}, {"host": "cpu", "recomputed": (0,)},
+                                      {"host": "cpu", "optimizer_states": "host", "in_backward": True, "cut": 10}])  # fmt: skip
+def test_what_waits_on_another_device_changes_no_bit(settings):
+    plain = {key: value for key, value in settings.items() if key in ("in_backward", "cut", "recomputed")}
+    assert same(trained(llama(), **plain)[:2], trained(llama(), **settings)[:2])
+
+
+def test_every_activation_worth_a_copy_waits_and_every_weight_stays():
+    model, kept, sent = llama().train(), [], []
+    weights = {item.untyped_storage()._cdata for item in model.parameters()}
+
+    class Noting(Offloading):
+        def _pack(self, tensor):
+            found = super()._pack(tensor)
+            (kept if found is tensor else sent).append(tensor)
+            return found
+
+    with Noting(model, "cpu"):
+        document_losses(model, collate(rows_of(10)))[0].sum().backward()
+    assert sent
+    assert not any(item.untyped_storage()._cdata in weights for item in sent)
+    assert all(item.nbytes < LEAST_BYTES or item.untyped_storage()._cdata in weights for item in kept)
+
+
+def test_moments_that_wait_survive_a_snapshot_to_the_bit():
+    model = copy.deepcopy(llama())
+    optimizer = optimizer_for(model, TrainConfig(), 1e-2, "host")
+    window = [collate(rows_of(4))]
+    optimizer_step(model, optimizer, window, clip=1.0)
+    held = {name: value.clone() for name, value in held_states(optimizer, model).items()}
+    again = copy.deepcopy(model)
+    other = optimizer_for(again, TrainConfig(), 1e-2, "host")
+    load_states(other, again, held)
+    for one, inner in ((model, optimizer), (again, other)):
+        optimizer_step(one, inner, window, clip=1.0)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_packed_rows_keep_the_trajectory():
+    """To 1e-5 of the loss: the documents of a row are summed in another order."""
+    losses = {}
+    for packed in (False, True):
+        model, found, kept = llama().train(), rows_of(10), []
+        optimizer = optimizer_for(model, TrainConfig(weight_decay=0.1), 1e-2)
+        groups = [[found[place] for place in group] for group in pack(found, 40)]
+        window = [collate_packed(groups) if packed else collate(found)]
+        for _ in range(4):
+            kept.append(optimizer_step(model, optimizer, window, clip=0.5).loss)
+        losses[packed] = kept
+    assert len(groups) < len(found)
+    assert losses[True] == pytest.approx(losses[False], rel=1e-5)
+    assert losses[False][3] < losses[False][0]

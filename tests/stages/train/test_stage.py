@@ -383,6 +383,14 @@ def test_where_memory_runs_out_micro_batches_are_halved_and_what_is_learnt_stays
             [row[column] for row in expected.rows(name)], rel=1e-3
         )
     assert summary.measured["peak_over_predicted"] > 0
+    uses = [json.loads(each.measured("curve", "memory.json").read_text()) for each in (expected, work)]
+    assert [use["ran_out"] for use in uses] == [False, True]
+    assert uses[1]["predicted_bytes"] == 1
+    assert uses[1]["measured_bytes"] == max(
+        row["peak_bytes"]
+        for row in read_table(work.measured("curve", "timing.arrow")).to_pylist()
+        if row["what"] == "step"
+    )
 
 
 def test_a_row_that_alone_needs_too_much_memory_is_told(tmp_path, monkeypatch):

@@ -1,0 +1,61 @@
+"""What earlier segments of training held past their plans' predictions, and what a new plan makes of it.
+
+A segment leaves the record `MemoryUse` beside its curve. Where one held more than was allowed, or memory ran out, the
+prediction was too low on this device: the next plan allows so much less, and a way whose like ran out is not chosen
+again. Segments that kept within what was allowed change nothing, so that plans stay what their inputs say. It is learnt
+from this run's segments and from those that the newest plan of the same model and kind of device in the store knew of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from data_contracts.records import MemoryUse, Plan
+from stages.stage import Artifact, Inputs
+
+USE = "memory.json"
+
+
+@dataclass(frozen=True)
+class Residual:
+    """What was learnt.
+
+    Attributes:
+        bytes: held past a prediction, at most, where what was allowed was broken; 0 where it never was.
+        below: predicted bytes of the smallest way that memory ran out in; None where it never did.
+        past: most held past a prediction in any segment, less than 0 where all held fewer; None without segments.
+    """
+
+    bytes: int = 0
+    below: int | None = None
+    past: int | None = None
+
+    def of(self, limit: int | None, headroom: float) -> int:
+        """Return how many bytes less than `limit` less `headroom` a plan may take."""
+        allowed = None if limit is None else int(limit * (1 - headroom))
+        if allowed is None or self.below is None:
+            return self.bytes
+        return max(self.bytes, allowed - self.below + 1)
+
+
+def uses_of(curves: Iterable[Artifact]) -> list[MemoryUse]:
+    """Return what the segments of these curves held."""
+    places = [curve.measured(USE) for curve in curves]
+    return [MemoryUse.model_validate_json(place.read_text(encoding="utf-8")) for place in places if place.is_file()]
+
+
+def learnt(curves: Sequence[Artifact], earlier: Inputs | None, device: str) -> Residual:
+    """Return the residual of segments on `device`: of this run, and of an earlier plan's segments and what it knew."""
+    known, before = list(curves), 0
+    if earlier is not None:
+        known += earlier.all("curve")
+        plan = earlier.maybe("plan")
+        before = plan.record(Plan).residual_bytes if plan is not None else 0
+    uses = [use for use in uses_of(known) if use.device == device]
+    broken = [use for use in uses if use.broke]
+    return Residual(
+        bytes=max([before, *(use.past for use in broken)]),
+        below=min((use.predicted_bytes for use in broken if use.ran_out), default=None),
+        past=max((use.past for use in uses), default=None),
+    )

@@ -59,7 +59,7 @@ STEPS, WINDOW, MICRO, LONGEST, SEEDS = 100, 16, 4, 384, (0, 1)
 STAY, LONG = STEPS // 10, 48
 """Windows of a block: two cycles through the five layers. Tokens above which the capped hybrid keeps no activations."""
 RATES = {"full": (3e-4, 1e-3, 3e-3), "adam": (1e-3, 3e-3, 1e-2), "projected": (3e-3, 1e-2, 3e-2),
-         "zeroth": (3e-3, 1e-2, 3e-2), "descent": (0.1, 0.3, 1.0)}  # fmt: skip
+         "zeroth": (3e-4, 1e-3, 3e-3), "descent": (0.1, 0.3, 1.0)}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,10 @@ from benchmarks.segment import Rows, Silent, ingested, plan_of, selected, traine
 if TYPE_CHECKING:
     from data_contracts.records import Plan
 
-TECHNIQUES = {"full": ({"method": "full"}, 1e-5), "lora": ({"method": "lora", "r": 16, "alpha": 32.0}, 1e-4)}
+TECHNIQUES: dict[str, tuple[dict[str, Any], float]] = {
+    "full": ({"method": "full"}, 1e-5),
+    "lora": ({"method": "lora", "r": 16, "alpha": 32.0}, 1e-4),
+}
 PEERS = ("trainer", "trl")
 MICRO, ACCUMULATION, LONGEST = 2, 2, 256
 STEPS, MEMORY_STEPS = 5, 4
@@ -115,8 +118,8 @@ def theirs(peer: str, folder: Path, rows: Rows, name: str, steps: int, memory: b
     from datasets import Dataset
     from peft import get_peft_model
     from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
-    from trl import SFTConfig, SFTTrainer
-    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
     from stages.model.load import load_model, load_tokenizer
 

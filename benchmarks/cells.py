@@ -68,11 +68,10 @@ def settings(model: Path, seed: int) -> dict[str, Any]:
 
 
 def write_splits(folder: Path, tasks: Tasks, category: str, seed: int, sizes: dict[str, int]) -> None:
-    """Write the splits of one category, `sizes[split]` rows of each task, and `oracle`: the pool's own rows of it."""
+    """Write the splits of one category, `sizes[split]` rows of each task."""
     rng = np.random.default_rng([seed, *category.encode()])
     members = divide(list(tasks[category]), rng)
-    own = members["pool"]
-    members["pool"] = own + sorted(task for name, group in tasks.items() if name != category for task in group)
+    members["pool"] += sorted(task for name, group in tasks.items() if name != category for task in group)
     by_task = {task: rows for group in tasks.values() for task, rows in group.items()}
     for split, names in members.items():
         rows = [
@@ -81,8 +80,6 @@ def write_splits(folder: Path, tasks: Tasks, category: str, seed: int, sizes: di
             for index in sorted(rng.permutation(len(by_task[task]))[: sizes[split]].tolist())
         ]
         write(folder / f"{split}.jsonl", rows)
-        if split == "pool":
-            write(folder / "oracle.jsonl", [row for row in rows if row["task"] in own])
 
 
 def write_planted(
@@ -92,7 +89,7 @@ def write_planted(
 
     The kind is five tasks of a category, other rows of which make target, validation and holdout; the rest of the pool
     is in equal parts rows of other categories, arithmetic and pieces of web text. Or it is arithmetic, and the rest is
-    web text. No row stands on two sides. `oracle` is the pool's planted rows alone.
+    web text. No row stands on two sides.
     """
     rng = np.random.default_rng([seed, 9, *kind.encode()])
 
@@ -124,7 +121,6 @@ def write_planted(
     for side in sides:
         write(folder / f"{side}.jsonl", rows[: sizes[side]])
         rows = rows[sizes[side] :]
-    write(folder / "oracle.jsonl", rows)
     for number, source in enumerate(others):
         rows += drawn(source, (sizes["pool"] - len(rows)) // (len(others) - number))
     write(folder / "pool.jsonl", drawn(rows, len(rows)))

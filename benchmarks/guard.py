@@ -7,6 +7,8 @@ the segment's end, nats an answer token, means over seeds:
 
     guarded_minus_tuned  a factor's guarded run less the plain one at the tuned rate
     plain_minus_tuned    the same of the plain run
+    plain_at_3x          the plain run at 3 times the tuned rate, which is the least that 30 times is brought to
+    lower_floor          the guarded run at 30 times with `least_rate` 0.01 instead of 0.1
     healthy_difference   largest |guarded less plain| at the tuned rate over seeds; healthy_identical: no bit of the
                          checkpoints differs
     guard_overhead       seconds of a guarded run over a plain one's, both at the tuned rate, median over seeds
@@ -139,6 +141,7 @@ def measure(
     tuned = min(tried, key=lambda rate: float(tried[rate]["end"]))
     guarded: dict[int, list[float]] = {factor: [] for factor in FACTORS}
     plain: dict[int, list[float]] = {factor: [] for factor in FACTORS}
+    beyond: dict[str, list[float]] = {"plain_at_3x": [], "lower_floor": []}
     healthy, same, overhead, rows = [], [], [], []
     for seed in seeds:
         base = tried[tuned] if seed == seeds[0] else segment.run(method, tuned, seed, None)
@@ -147,6 +150,9 @@ def measure(
         same.append(well["weights"] == base["weights"] and not well["actions"])
         overhead.append(well["seconds"] / base["seconds"])
         rows.append((seed, 1, base["end"], well["end"], well["actions"]))
+        beyond["plain_at_3x"].append(segment.run(method, 3 * tuned, seed, None)["end"] - base["end"])
+        low = segment.run(method, 30 * tuned, seed, GuardConfig(least_rate=0.01))
+        beyond["lower_floor"].append(low["end"] - base["end"])
         for factor in FACTORS:
             bare, kept = (segment.run(method, factor * tuned, seed, guard) for guard in (None, GuardConfig()))
             plain[factor].append(bare["end"] - base["end"])
@@ -172,6 +178,7 @@ def measure(
         "guarded_minus_tuned": means(guarded),
         "guarded_minus_tuned_worst": {str(factor): round(max(values), 4) for factor, values in guarded.items()},
         "plain_minus_tuned": means(plain),
+        **{name: round(float(np.mean(values)), 4) for name, values in beyond.items()},
         "healthy_difference": max(healthy),
         "healthy_identical": all(same),
         "guard_overhead": round(statistics.median(overhead), 3),

@@ -265,6 +265,17 @@ class Decision(Frozen):
         return self.action in ("reselect", "remix")
 
 
+class Likeness(Frozen):
+    """How many rows are of the target's kind, told from their words: among the chosen, and in the pool."""
+
+    chosen: float = Field(ge=0, le=1, description="Share of the chosen rows that is of the kind.")
+    pool: float = Field(ge=0, le=1, description="Share of the pool that is of the kind: what chance would take.")
+    moved: float = Field(ge=-1, le=1, description="`chosen` less `pool`: visits that go to rows of the kind instead.")
+    low: float = Field(ge=-1, le=1, description="Lower end of the 90 % interval of `moved`.")
+    high: float = Field(ge=-1, le=1, description="Its upper end.")
+    reference_rows: int = Field(ge=1, description="Rows of the kind that were compared with.")
+
+
 class WeighedArm(Frozen):
     """What trying one way of choosing showed, and what it is expected to reach."""
 
@@ -333,6 +344,7 @@ RECORDS = {
         RecordContract("base", 1, ModelPin, "The base model, pinned by digest."),
         RecordContract("plan", 2, Plan, "How training fits."),
         RecordContract("decision", 2, Decision, "What the governor decided."),
+        RecordContract("likeness", 1, Likeness, "How many rows are of the target's kind."),
         RecordContract("weighing", 1, Weighing, "Which way of choosing pays."),
         RecordContract("verdict", 2, Verdict, "Whether the result may be promoted."),
         RecordContract("promotion", 1, Promotion, "What promotion did."),

@@ -79,7 +79,7 @@ def trained(run: PipelineRun) -> Trained:
                 curve=curves,
             )
             plan = planned.ref("plan")
-        # Where ways of choosing are named, each is tried by a short training; the one that pays goes on from there.
+        # Where ways of choosing are named, words tell of each or a short training does; the one that pays goes on.
         weighing: tuple[Ref, ...] = ()
         won = None
         if run.races:
@@ -91,6 +91,7 @@ def trained(run: PipelineRun) -> Trained:
                 checkpoint=checkpoint,
                 pool=data.ref("pool"),
                 target=data.ref("target"),
+                validation=data.ref("validation"),
                 pool_tokens=pool,
                 target_tokens=target,
                 validation_tokens=validation,

@@ -1,9 +1,9 @@
 """The race: ways of choosing, each tried by a short training from one checkpoint; the one that pays goes on.
 
-Every arm is scored, selected and trained by the stages themselves, so that what trying costs is counted, kept, reused
-and shown like all else; `weigh` decides. A dear arm scores a sample of the pool first, and the whole of it only where
-it wins. An arm whose choosing would take too much of what may be spent is not tried. What was learnt in the winner's
-probe is kept: the run goes on from there.
+Who is raced, and who needs no race, `arms` says from prices and from the likeness of what an arm that reads text would
+take. Every arm is scored, selected and trained by the stages themselves, so that what trying costs is counted, kept,
+reused and shown like all else; `weigh` decides. A dear arm scores a sample of the pool first, and the whole of it only
+where it wins. What was learnt in the winner's probe is kept: the run goes on from there.
 """
 
 from __future__ import annotations
@@ -12,26 +12,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from data_contracts.config import ArmConfig, AutoConfig, Config, ScoreConfig, SelectConfig, TrainConfig
+from data_contracts.config import ArmConfig, Config, SelectConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.errors import BudgetError, ConfigError, InputError, MethodError
-from data_contracts.records import Decision, Plan, Ref, Result, Weighing
+from data_contracts.records import Decision, Likeness, Plan, Ref, Result, Weighing
+from flows.arms import PROBE_VISITS, chooses, contest, expected_price, least_probe, said, sections, share_of, spendable
 from flows.mixing import mixed
-from stages.governor.payback import budget_fraction
 
 R = TypeVar("R", bound=Frozen)
 MOST_VISITS = 40.0
 """Of a row: more repetitions teach nothing (Muennighoff et al. 2023)."""
-MOST_OF_THE_POOL = 0.9
-"""An arm that takes more of the pool does not choose."""
-PROBE_VISITS = 2.0
-"""Of a row in a probe at the most: beyond, what is compared is over-fitting to a sample."""
+CANNOT_WORK = (ConfigError, InputError, MethodError, BudgetError)
+"""What a stage raises for an arm that cannot work here."""
 NEVER_ENDS = {"method": "patience", "patience": 10**9}
 """The policy inside a probe: arms are compared at equal FLOPs."""
 
 
-class Caller(Protocol):
-    """Who calls stages: a pipeline run, or a benchmark."""
+class Asker(Protocol):
+    """Who calls stages for ways of choosing."""
 
     @property
     def config(self) -> Config:
@@ -45,6 +43,10 @@ class Caller(Protocol):
 
     def notice(self, text: str) -> None:
         """Tell the user something."""
+
+
+class Caller(Asker, Protocol):
+    """Who goes on from what was found: a pipeline run, or a benchmark."""
 
     def settle(self, settings: Mapping[str, Frozen]) -> None:
         """Let these sections stand in for those of the configuration in all calls to come."""
@@ -74,36 +76,39 @@ class Won:
 def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, ...]) -> Won | None:
     """Try every arm that may pay, settle on the winner's settings and return its outputs.
 
-    Where no other arm would choose or may pay, or a probe would tell nothing, the first arm is settled on untried.
+    Where no race is needed or none can tell, one arm is settled on untried.
 
     Args:
         run: who calls the stages.
         planned, decided: the plan and the decision that stand; the decision says what may be spent.
-        shared: references by name: base, checkpoint, pool, target, pool_tokens, target_tokens, validation_tokens,
-            example_losses.
+        shared: references by name: base, checkpoint, pool, target, validation, pool_tokens, target_tokens,
+            validation_tokens, example_losses.
     """
     auto, plan = run.config.auto, run.read(planned, "plan", Plan)
     decision = run.read(decided, "decision", Decision)
     limit = spendable(decision, plan)
     shared = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
     least = least_probe(decision, auto.least_steps, run.config.train.evaluations)
-    first, *others = arms = contenders(auto.arms, plan, limit, auto, least)
-    probe = probe_flops(len(arms), limit, auto, least)
-    for arm in auto.arms[1:]:
-        if arm not in arms:
-            run.notice(f"the arm {arm.name} is not tried: {left_out(arm, plan, limit, auto, least)}")
-    if not chooses(arms, plan, limit) or not probe:
+    told = likenesses(run, auto.arms, plan, limit, shared)
+    held = contest(auto.arms, plan, limit, auto, least, told)
+    for name, likeness in told.items():
+        run.notice(f"{name}, by words alone: {said(likeness)}")
+    for name, why in held.left_out.items():
+        run.notice(f"the arm {name} is not tried: {why}")
+    first, *others = held.arms
+    if not others:
         if len(auto.arms) > 1:
-            run.notice(f"{first.name} is used untried: {_untold(arms, plan, limit, auto, least)}")
+            run.notice(f"{first.name} is used untried: {held.why}")
         fraction = share_of(first, plan, limit)
         left = max(1.0, limit - expected_price(first, plan))
         run.settle({**sections(run.config, first, fraction), "train": _to_the_end(run.config, left, fraction, plan)})
         return None
-    tried = [_try(run, first, plan, limit, int(probe), shared)]
+    probe = int(held.probe_flops)
+    tried = [_try(run, first, plan, limit, probe, shared)]
     for arm in others:
         try:
-            tried.append(_try(run, arm, plan, limit, int(probe), shared))
-        except (ConfigError, InputError, MethodError, BudgetError) as error:
+            tried.append(_try(run, arm, plan, limit, probe, shared))
+        except CANNOT_WORK as error:
             run.notice(f"the arm {arm.name} is left out: {error.found} ({error.remedy})")
     weighed = run.call_for(
         "race",
@@ -132,16 +137,30 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     )
 
 
-def _untold(arms: Sequence[ArmConfig], plan: Plan, limit: float, auto: AutoConfig, least: float) -> str:
-    """Return why there is no race between `arms`, the first and those that were not left out."""
-    if len(arms) == 1:
-        return "no other arm is left"
-    if not chooses(arms, plan, limit):
-        return "no other arm would leave a tenth of the pool out"
-    return (
-        f"{len(arms)} probes of {auto.least_steps} step(s) take {len(arms) * least:.3g} FLOPs with their evaluations, "
-        f"more than {auto.most_probes:.0%} of the {limit:.3g} that may be spent"
-    )
+def likenesses(
+    run: Asker, arms: Sequence[ArmConfig], plan: Plan, limit: float, shared: Mapping[str, tuple[Ref, ...]]
+) -> dict[str, Likeness]:
+    """Return the likeness of what each arm takes that reads text alone, by its name; nothing is trained.
+
+    Args:
+        run: who calls the stages.
+        arms: the arm to beat, then the others.
+        plan, limit: how much an arm takes.
+        shared: references by name, as `race` has them.
+    """
+    found = {}
+    for arm in arms[1:]:
+        if arm.passes or not chooses([arms[0], arm], plan, limit):
+            continue
+        settings = sections(run.config, arm, share_of(arm, plan, limit))
+        try:
+            *_, selected = _choose(run, f"like-{arm.name}", settings, shared, shared["validation"])
+        except CANNOT_WORK as error:
+            run.notice(f"whether rows that {arm.name} takes are like the target is not told: {error.found}")
+            continue
+        if selected.ref("likeness"):
+            found[arm.name] = run.read(selected, "likeness", Likeness)
+    return found
 
 
 def _to_the_end(config: Config, flops: float, fraction: float, plan: Plan) -> TrainConfig:
@@ -151,67 +170,6 @@ def _to_the_end(config: Config, flops: float, fraction: float, plan: Plan) -> Tr
     """
     passes = min(MOST_VISITS, flops / (plan.pass_flops * fraction))
     return config.train.model_copy(update={"epochs": max(config.train.epochs, passes)})
-
-
-def spendable(decision: Decision, plan: Plan) -> float:
-    """Return the FLOPs that choosing and training may spend; without a limit, those of one pass over the pool."""
-    limit = decision.numbers.get("spendable_flops")
-    return float(plan.pass_flops if limit is None else limit)
-
-
-def least_probe(decision: Decision, steps: int, evaluations: int) -> float:
-    """Return the FLOPs of the shortest probe that tells something: its steps, and the evaluations that read them."""
-    step, dearest = (float(decision.numbers[name] or 0) for name in ("step_flops", "least_segment_flops"))
-    return steps * step + min(steps, evaluations) * max(0.0, dearest / 2 - step)
-
-
-def probe_flops(arms: int, limit: float, auto: AutoConfig, least: float) -> float:
-    """Return what each probe may spend: its share, or `least` where that is longer; 0 where all would take too much."""
-    if least <= auto.probe_share * limit:
-        return auto.probe_share * limit
-    return least if arms * least <= auto.most_probes * limit else 0.0
-
-
-def expected_price(arm: ArmConfig, plan: Plan) -> float:
-    """Return the FLOPs that choosing this way from the whole pool is expected to cost, before it was tried.
-
-    `arm.passes` trainings on each row that its filters let through.
-    """
-    share = arm.passes
-    for settings in arm.coverage.get("filters", ()):
-        share *= float(settings.get("keep", 1.0))
-    return share * plan.pass_flops
-
-
-def share_of(arm: ArmConfig, plan: Plan, limit: float) -> float:
-    """Return the share of the pool that an arm takes where `limit` FLOPs may be spent."""
-    left = max(1.0, limit - expected_price(arm, plan))
-    return arm.fraction or budget_fraction(left, plan.pass_flops, arm.epochs)
-
-
-def chooses(arms: Sequence[ArmConfig], plan: Plan, limit: float) -> bool:
-    """Return whether an arm beside the first would leave a tenth of the pool out, or more."""
-    return any(share_of(arm, plan, limit) <= MOST_OF_THE_POOL for arm in arms[1:])
-
-
-def contenders(
-    arms: Sequence[ArmConfig], plan: Plan, limit: float, auto: AutoConfig, least: float = 0.0
-) -> list[ArmConfig]:
-    """Return the first arm and those beside it that are not left out."""
-    return [arms[0], *(arm for arm in arms[1:] if not left_out(arm, plan, limit, auto, least))]
-
-
-def left_out(arm: ArmConfig, plan: Plan, limit: float, auto: AutoConfig, least: float = 0.0) -> str:
-    """Return why an arm beside the first is not tried where `limit` FLOPs may be spent; "" where it is.
-
-    `least` are the FLOPs of the shortest probe that tells something, where that is known.
-    """
-    if expected_price(arm, plan) > auto.most_price * limit:
-        return f"its price is above {auto.most_price:.0%}"
-    one_pass = plan.pass_flops * share_of(arm, plan, limit) * (auto.sample if arm.passes else 1.0)
-    if max(auto.probe_share * limit, least) > PROBE_VISITS * one_pass:
-        return f"its probe would visit a row more than {PROBE_VISITS:g} times"
-    return ""
 
 
 @dataclass(frozen=True)
@@ -244,9 +202,16 @@ def _try(
 
 
 def _choose(
-    run: Caller, name: str, settings: Mapping[str, Frozen], shared: Mapping[str, tuple[Ref, ...]]
+    run: Asker,
+    name: str,
+    settings: Mapping[str, Frozen],
+    shared: Mapping[str, tuple[Ref, ...]],
+    validation: tuple[Ref, ...] = (),
 ) -> tuple[Result | None, tuple[Ref, ...], Result]:
-    """Score where the selector reads scores, mix where the configuration asks for it, and select."""
+    """Score where the selector reads scores, mix where the configuration asks for it, and select.
+
+    With the examples of `validation` the selection says how like them it is.
+    """
     select, scored = settings["select"], None
     assert isinstance(select, SelectConfig)
     if select.selector.get("method") != "random":
@@ -262,27 +227,9 @@ def _choose(
     inputs = _given(shared, "pool_tokens", "target_tokens", "plan", "pool", "target", "example_losses") | found
     more = _given(shared, "base", "checkpoint")
     mixture = mixed(run.config, lambda verb, **refs: run.call_for(name, verb, settings, **refs), **inputs, **more)
-    selected = run.call_for(name, "select", settings, mixture=mixture, **inputs)
+    selected = run.call_for(name, "select", settings, mixture=mixture, validation=validation, **inputs)
     return scored, mixture, selected
 
 
 def _given(shared: Mapping[str, tuple[Ref, ...]], *names: str) -> dict[str, tuple[Ref, ...]]:
-    return {name: shared[name] for name in names}
-
-
-def sections(config: Config, arm: ArmConfig, fraction: float, sample: float | None = None) -> dict[str, Frozen]:
-    """Return the sections `score` and `select` of an arm that takes `fraction` of the pool.
-
-    Args:
-        config: what the arm does not set stays as it is there.
-        arm: the way of choosing.
-        fraction: of the pool's rows.
-        sample: share of the pool that is scored, drawn by chance behind the arm's own filters; None: all.
-    """
-    coverage = arm.coverage
-    if sample is not None:
-        filters = list(coverage.get("filters", ())) if coverage.get("method") == "cascade" else []
-        coverage = {"method": "cascade", "filters": [*filters, {"method": "random", "keep": sample}]}
-    score = ScoreConfig(**{**config.score.model_dump(), "scorer": arm.scorer, "coverage": coverage})
-    kept = {name: getattr(config.select, name) for name in ("include_target", "noise", "mixture", "repetition")}
-    return {"score": score, "select": SelectConfig(selector=arm.selector, fraction=min(1.0, fraction), **kept)}
+    return {name: shared.get(name, ()) for name in names}

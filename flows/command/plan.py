@@ -46,11 +46,11 @@ def plan(
     """Say what would be done and what it costs, without training."""
     if model is None:
         workspace = Workspace.read(file).check()
-        made, pool_rows = preview(workspace)
+        made, data = preview(workspace)
         if explain:
             from flows.command.explain import explain_arms
 
-            explain_arms(made, workspace, pool_rows)
+            explain_arms(made, workspace, data["pool"][0].rows, data)
         return
     chosen = {
         "model": model_of(model),
@@ -103,8 +103,8 @@ def longest_row(plain: Plain, base: Artifact, tokens: int) -> Artifact:
     return plain.artifact("tokens", "tokens", folder)
 
 
-def preview(workspace: Workspace) -> tuple[Plan, int]:
-    """Ingest and plan, print both summaries and what a run would cost, and return the plan and the pool's rows."""
+def preview(workspace: Workspace) -> tuple[Plan, dict[str, tuple[Ref, ...]]]:
+    """Ingest and plan, print both summaries and what a run would cost; return the plan and all references by name."""
     prepare(workspace.home, offline=workspace.offline)
     from data_contracts.store import Store
 
@@ -118,7 +118,7 @@ def preview(workspace: Workspace) -> tuple[Plan, int]:
         show(store.read_manifest(result.run).summary)
     chosen = store.record(planned.refs["plan"], Plan)
     console().print(rich_table(steps_table(chosen, workspace, ingested.refs["pool"])))
-    return chosen, ingested.refs["pool"].rows
+    return chosen, {name: (ref,) for name, ref in (ingested.refs | planned.refs).items()}
 
 
 def _stage(workspace: Workspace, verb: str, **inputs: tuple[Ref, ...]) -> Result:

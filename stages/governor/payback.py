@@ -15,11 +15,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from data_contracts.records import Likeness
+
 RESAMPLES = 2000
 INTERVAL = (0.1, 0.9)
 """Quantiles of the interval that is told with each expected loss: 80 %."""
 WORTH_CHOOSING = 0.1
 """Of a pool: the share that is taken to be like the target where nothing else is known."""
+WORTH_MOVING = 0.2
+"""Of all visits: so many must go to rows of the target's kind instead of others for a choice to be used untried. Set
+between development pools that hold rows of the kind (0.38 and above) and pools split by task (0.12 and below)."""
 
 
 @dataclass(frozen=True)
@@ -149,18 +154,28 @@ def worth(price: float, spendable: float, uses: int = 1) -> float | None:
     return None if left <= 0 else spendable / left
 
 
+def moves_enough(likeness: Likeness | None) -> bool | None:
+    """Return whether a choice surely moves (True) or surely does not move (False) `WORTH_MOVING` of all visits.
+
+    None: the interval holds it, or nothing was told. Then only a trial tells.
+    """
+    if likeness is None or likeness.low <= WORTH_MOVING <= likeness.high:
+        return None
+    return likeness.low > WORTH_MOVING
+
+
 def pick(arms: Sequence[Forecast], confidence: float) -> Forecast:
     """Return the arm with the lowest expected loss of those that beat the first with `confidence`; else the first."""
     better = [arm for arm in arms[1:] if arm.probability >= confidence and arm.gain > 0]
     return min(better, key=lambda arm: arm.loss, default=arms[0])
 
 
-def budget_fraction(spendable: float, pass_flops: float, epochs: float) -> float:
+def budget_fraction(spendable: float, pass_flops: float, epochs: float, kind: float = WORTH_CHOOSING) -> float:
     """Return the share of the pool that `spendable` FLOPs are best spent on: `epochs` visits each at the most.
 
     Up to four epochs teach nearly what fresh rows do (Muennighoff et al. 2023, arXiv 2305.16264), but fresh rows never
-    teach less: `WORTH_CHOOSING` of the pool is taken, more where `epochs` visits of it do not use the budget up, less
-    where the budget does not visit that much once.
+    teach less: the share that is of the target's `kind` is taken, more where `epochs` visits of it do not use the
+    budget up, less where the budget does not visit that much once.
     """
     passes = spendable / pass_flops
-    return min(1.0, max(passes / epochs, min(passes, WORTH_CHOOSING)))
+    return min(1.0, max(passes / epochs, min(passes, kind)))

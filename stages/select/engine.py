@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from data_contracts.config import SelectConfig
 from data_contracts.cost import Cost
 from data_contracts.errors import ConfigError
-from data_contracts.records import Summary, Table
+from data_contracts.records import Likeness, Summary, Table
 from stages.select.choose import Chosen, choose
 from stages.select.features import features_for
 from stages.select.figures import show
@@ -24,6 +24,8 @@ from stages.select.selector import Candidates
 from stages.select.sift import noise_facts, noise_table, sift_pool
 from stages.select.view import Viewed, group_names
 from stages.stage import Inputs, Work
+from stages.text.examples import text_of, texts_of
+from stages.text.likeness import MOST_ROWS, likeness
 
 
 def select_rows(config: SelectConfig, inputs: Inputs, work: Work, *, passes: float = 1.0) -> Summary:
@@ -65,11 +67,32 @@ def select_rows(config: SelectConfig, inputs: Inputs, work: Work, *, passes: flo
         facts, tables = {**facts, **noise_facts(sifted)}, (*tables, noise_table(sifted, pool.sources))
     summary = summary.model_copy(update={"facts": facts, "tables": tables})
     gain_S = chosen.table.column("gain").to_numpy()[: len(chosen.rows)]
+    told = likeness_of(pool, chosen.rows, inputs, work)
+    if told is not None:
+        work.record("likeness", told)
+        share = f"{told.chosen:.0%} of the chosen, {told.pool:.0%} of the pool"
+        summary = summary.model_copy(update={"facts": {**summary.facts, "of the target's kind": share}})
     dropped_D = np.zeros(0, dtype=np.int64) if sifted is None else sifted.dropped_D
     viewed = Viewed(pool, chosen.rows, gain_S, dropped_D, group_names(pool))
     tables = (*tables, *show(viewed, summary, inputs, work))
     work.charge("select", Cost(seconds=time.perf_counter() - began))
     return summary.model_copy(update={"tables": tables})
+
+
+def likeness_of(pool: Candidates, row_S: np.ndarray, inputs: Inputs, work: Work) -> Likeness | None:
+    """Return how many of the chosen rows are of the validation rows' kind; None where that is not asked or told."""
+    validation, examples = inputs.maybe("validation"), inputs.maybe("pool")
+    if validation is None or examples is None:
+        return None
+    rng, texts = work.rng("select", "likeness"), examples.table()
+
+    def drawn(rows: np.ndarray) -> list[str]:
+        some = np.sort(rng.permutation(rows)[:MOST_ROWS]).tolist()
+        return [text_of(texts, str(pool.ids[row].as_py())) for row in some]
+
+    table = validation.table()
+    some = np.sort(rng.permutation(table.num_rows)[:MOST_ROWS])
+    return likeness(list(texts_of(table.take(some))), drawn(row_S), drawn(np.arange(len(pool))), rng)
 
 
 def mixture_for(config: SelectConfig, inputs: Inputs) -> tuple[Part, ...]:

@@ -1,7 +1,7 @@
 """Select: which examples of the pool are trained on, in which order of preference, and why.
 
-A selector (a method) ranks and chooses within a quota; the engine joins scores, guards the choice and writes it. Reads
-no model and no text: this stage never loads torch.
+A selector (a method) ranks and chooses within a quota; the engine joins scores, guards the choice and writes it. Given
+validation examples, it says how many of the rows chosen are of their kind. Reads no model: it never loads torch.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Select(Stage[SelectSlice]):
         "plan": Takes("plan", optional=True),
         "pool": Takes("examples", optional=True),
         "target": Takes("examples", optional=True),
+        "validation": Takes("examples", optional=True),
         "example_losses": Takes("example_losses", optional=True, many=True),
         "other_scores": Takes("scores", optional=True, many=True),
     }
@@ -49,8 +50,9 @@ class Select(Stage[SelectSlice]):
         "selection": "selection",
         "quarantine": "quarantine",
         "repetition": "repetition",
+        "likeness": "likeness",
     }
-    optional: ClassVar[frozenset[str]] = frozenset({"repetition"})
+    optional: ClassVar[frozenset[str]] = frozenset({"repetition", "likeness"})
 
     def chosen(self, config: SelectSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
         """Return the configured selector, noise filter and law of repetition."""

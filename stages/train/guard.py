@@ -29,13 +29,15 @@ SIGNS = {
 of the smoothed loss above its lowest; gradient norms over their median; norm of the update over that of the weights;
 loss that the update promises to take off over the loss there is. More than all of it cannot come: the step left the
 region where the gradient says anything (Polyak's bound; Loizou et al. 2021, arXiv 2002.10542, for stochastic steps)."""
+OVERSHOT = {"update", "promise"}
 PROMISE, LEAST_LOSS = 0.25, 1.0
 """To what share of the loss a rate is brought that promised too much; below a nat, that nat counts."""
 SMOOTH = 0.2
 SHARE = math.sqrt(SMOOTH / (2 - SMOOTH))
 """Weight of a window in the smoothed loss, a mean of 9 windows, and its deviation over that of a window: a third."""
 LEAST_DEVIATION = 0.05
-"""Of a window's loss, as a share of the smoothed one: the first windows may look more alike than they are."""
+"""Of a window's loss, as a share of the smoothed one or of a nat: the first windows may look more alike than they are,
+and of what is nearly learnt by heart one row may stand out."""
 FORGET = 0.01
 """How far the lowest smoothed loss gives way to the present one at a window."""
 NORMS, FEWEST = 33, 5
@@ -124,7 +126,7 @@ class Guard:
     @property
     def deviation(self) -> float:
         """Standard deviation of a window's loss."""
-        return max(math.sqrt(self.variance), LEAST_DEVIATION * abs(self.level))
+        return max(math.sqrt(self.variance), LEAST_DEVIATION * max(self.level, LEAST_LOSS))
 
     def limits(self) -> Limits:
         """Return what holds for the next window."""
@@ -144,14 +146,15 @@ class Guard:
         signs = {name for name, value in values.items() if value >= SIGNS[name][0]}
         alarms = {name for name in signs if values[name] >= SIGNS[name][1]}
         if not seen.finite or alarms or (len(signs) > 1 and signs & {"loss", "rise"}):
-            return self._alarmed(seen, harmless=not seen.finite or bool(alarms & {"loss", "norm"}))
+            return self._alarmed(seen, not seen.finite or bool(alarms & {"loss", "norm"}), bool(alarms & OVERSHOT))
         self.alarms = 0
         self._learn(seen)
         self.scale = max(min(self.scale, self.ceiling), self.scale * DOWN)
-        self.calm = 0 if signs - {"update"} else self.calm + 1
+        worrying = signs - {"update"}  # adapters and fresh weights move far in good health
+        self.calm = 0 if worrying else self.calm + 1
         if self.calm >= self.config.calm_windows:
             self._calmed()
-        elif signs and self.regime == "stable":
+        elif worrying and self.regime == "stable":
             self.regime = "watch"
         return None
 
@@ -197,32 +200,39 @@ class Guard:
             known = self.level if self.low is None else min(self.low, self.level)
             self.low = known + FORGET * (self.level - known)
 
-    def _alarmed(self, seen: Seen, harmless: bool) -> int | None:
-        """Slow down; after `patience` alarms in a row for good, and go back to the newest state that was no worse.
+    def _alarmed(self, seen: Seen, skipped: bool, overshot: bool) -> int | None:
+        """Slow down; after `patience` alarms in a row, or an update that overshot, go back to the newest state that was
+        no worse.
 
-        A window that was skipped (`harmless`) moved nothing. If the next one is in order it was that window's rows, and
-        the rate stays; if not it is the weights.
+        A window that was skipped moved nothing. If the next one is in order it was that window's rows, and the rate
+        stays; if not it is the weights.
         """
         self.regime, self.calm, self.alarms = "stress", 0, self.alarms + 1
-        if seen.finite and seen.promise >= SIGNS["promise"][1]:
-            self._lower(PROMISE * self.scale / seen.promise)
-        if self.alarms > 1 or not harmless:
+        lasting = self.alarms >= self.config.patience
+        ceiling = self.ceiling * DOWN if lasting else self.ceiling
+        if seen.promise >= SIGNS["promise"][1]:
+            ceiling = min(ceiling, PROMISE * self.scale / seen.promise)
+        if ceiling < self.ceiling:
+            self._lower(ceiling)
+        if self.alarms > 1 or not skipped:
             self.scale = max(self.config.least_rate, self.scale * DOWN)
-        if self.alarms < self.config.patience:
+        if not (lasting or overshot):
             return None
-        self._lower(self.ceiling * DOWN)
-        self.alarms = 0
-        self.new_rows()
+        now = min(seen.loss, self.level) if self.windows and not lasting else seen.loss
         for place in reversed(range(len(self.states))):
             step, level, uses = self.states[place]
-            if uses < USES and (level is None or not seen.finite or level <= seen.loss):
+            if uses < USES and (level is None or not seen.finite or level <= now):
                 self.states = [*self.states[:place], (step, level, uses + 1)]
-                self.regime, self.scale = "recover", min(self.scale, self.ceiling)
+                self.regime, self.scale, self.alarms = "recover", min(self.scale, self.ceiling), 0
+                self.new_rows()
                 return step
+        if lasting:
+            self.alarms = 0
+            self.new_rows()
         return None
 
     def _lower(self, ceiling: float) -> None:
-        self.ceiling = max(self.config.least_rate, min(self.ceiling, ceiling))
+        self.ceiling = max(self.config.least_rate, ceiling)
         self.wait = 2 * self.wait if self.wait else self.config.wait_windows
 
     def _calmed(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import numpy as np
@@ -10,14 +11,15 @@ import pytest
 from data_contracts.config import ARMS, ArmConfig, AutoConfig
 from data_contracts.config_file import load
 from data_contracts.errors import ConfigError
-from data_contracts.records import Decision, Plan, Weighing
+from data_contracts.records import Decision, Likeness, Plan, Weighing
 from data_contracts.store import Store
+from flows.arms import chooses, contest, expected_price, least_probe, left_out, probe_flops, sections
 from flows.calling import call_directly
 from flows.pipeline import trained
 from flows.pipeline_run import PipelineRun
-from flows.race import chooses, expected_price, least_probe, left_out, probe_flops, sections
+from flows.race import race
 from flows.workspace import Workspace
-from tests.flows.small_run import lay_out
+from tests.flows.small_run import lay_out, plain
 
 pytestmark = pytest.mark.shared
 BUDGET = 12 * 10**10
@@ -56,6 +58,8 @@ def raced(tmp_path_factory, shared):
         for _ in rows
     ]
     (folder / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + noise))
+    validation = (folder / "validation.jsonl").read_text().splitlines()
+    (folder / "validation.jsonl").write_text("\n".join(validation[:7]))  # too few for words to tell anything
     run = opened(path)
     return path, run, trained(run)
 
@@ -119,7 +123,7 @@ def test_a_budget_too_small_to_tell_settles_on_the_first_arm_says_so_and_spends_
     trained(run)
     assert any(text.startswith("random is used untried: ") for text in told), told
     names = [item.name for item in run.steps]
-    assert not [name for name in names if name.startswith("weigh") or name.endswith(("-bm25", "-influence"))]
+    assert not [name for name in names if name.startswith("weigh") or "-race-" in name]
     assert run.config.select.selector == {"method": "random"}
 
 
@@ -127,6 +131,91 @@ def test_an_arm_that_cannot_work_is_left_out_and_the_others_go_on(raced):
     _, run, _ = raced
     assert "score-race-balanced" in [item.name for item in run.steps]
     assert "train-race-balanced" not in [item.name for item in run.steps]
+
+
+def test_an_arm_is_used_untried_and_for_nothing_where_words_are_sure(tmp_path, shared, monkeypatch):
+    near = {"name": "near", "scorer": {"method": "bm25"}, "fraction": 0.3}
+    path = lay_out(
+        tmp_path,
+        shared,
+        auto={"arms": ["random", near]},
+        plan={"window": 4, "micro_batches": [4], "techniques": [{"method": "full"}], "precision": "float32"},
+    )
+    kept = {}
+    with gzip.open(shared / "data" / "super_ni" / "super_ni_permissive_150.jsonl.gz", "rt", encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            kept.setdefault(row["task"], []).append(json.dumps(plain(row)) + "\n")
+    kin = kept["task1453_person_entity_extraction_btc_corpus"]
+    pool = (tmp_path / "pool.jsonl").read_text().splitlines(keepends=True)
+    for split, rows in {"pool": pool + kin[:20], "target": kin[20:30], "validation": kin[30:50]}.items():
+        (tmp_path / f"{split}.jsonl").write_text("".join(rows))
+    run, told = opened(path), []
+    monkeypatch.setattr(run, "notice", told.append)
+    data = run.call("ingest")
+    tokens = {f"{split}_tokens": data.ref(f"{split}_tokens") for split in ("pool", "target", "validation")}
+    given = {"base": data.ref("base"), "pool_tokens": tokens["pool_tokens"]}
+    planned = run.call("plan", **given, target_tokens=tokens["target_tokens"])
+    plan = planned.ref("plan")
+    begun = run.call("begin", plan=plan, **given, validation_tokens=tokens["validation_tokens"])
+    decided = run.call("govern", curve=begun.ref("curve"), checkpoint=begun.ref("checkpoint"), plan=plan)
+    examples = {split: data.ref(split) for split in ("pool", "target", "validation")}
+    before = len(run.steps)
+    won = race(
+        run,
+        planned=planned,
+        decided=decided,
+        base=data.ref("base"),
+        checkpoint=begun.ref("checkpoint"),
+        example_losses=begun.ref("example_losses"),
+        **examples,
+        **tokens,
+    )
+    assert won is None
+    assert [item.name for item in run.steps[before:]] == ["score-like-near", "select-like-near"]
+    assert sum(item.cost.flops for item in run.steps[before:]) == 0
+    assert sum(item.cost.seconds for item in run.steps[before:]) > 0
+    assert any(text.startswith("near, by words alone: ") for text in told), told
+    likeness = run.store.record(run.steps[-1].refs["likeness"], Likeness)
+    assert likeness.low > 0.2
+    assert any(text.startswith("near is used untried: ") for text in told), told
+    assert run.config.score.scorer["method"] == "bm25"
+
+
+def like(chosen, pool, low, high):
+    return Likeness(chosen=chosen, pool=pool, moved=chosen - pool, low=low, high=high, reference_rows=24)
+
+
+def test_a_sure_arm_is_used_untried_with_as_many_rows_as_there_are_of_the_kind():
+    plan, auto = plan_of(1000), AutoConfig(arms=("random", "bm25"), probe_share=0.05)
+    told = {"bm25": like(0.9, 0.15, 0.6, 0.8)}
+    for limit, fraction in ((100.0, 0.1), (500.0, 0.15), (800.0, 0.2)):  # once; all of the kind; four visits each
+        held = contest(auto.arms, plan, limit, auto, 1e9, told)  # a budget without room for a race
+        assert [(arm.name, arm.fraction) for arm in held.arms] == [("bm25", pytest.approx(fraction))]
+        assert not held.left_out
+
+
+def test_an_arm_that_surely_moves_little_is_left_out_and_chance_needs_no_race():
+    auto = AutoConfig(arms=("random", "bm25"), probe_share=0.05)
+    held = contest(auto.arms, plan_of(1000), 500.0, auto, 1.0, {"bm25": like(0.05, 0.01, 0.0, 0.1)})
+    assert [arm.name for arm in held.arms] == ["random"]
+    assert held.left_out == {"bm25": "too few of the rows it takes are of the target's kind"}
+
+
+def test_where_words_are_not_sure_or_tell_nothing_a_race_decides():
+    auto = AutoConfig(arms=("random", "bm25"), probe_share=0.05)
+    for told in ({"bm25": like(0.4, 0.1, 0.1, 0.5)}, {}):
+        held = contest(auto.arms, plan_of(1000), 500.0, auto, 1.0, told)
+        assert ([arm.name for arm in held.arms], held.probe_flops) == (["random", "bm25"], 25.0)
+
+
+def test_a_dear_arm_that_can_be_tried_is_raced_against_a_sure_one():
+    auto = AutoConfig(arms=("random", "bm25", "cascade"), probe_share=0.02)
+    told = {"bm25": like(0.9, 0.1, 0.6, 0.9)}
+    held = contest(auto.arms, plan_of(1000), 3000.0, auto, 1.0, told)
+    assert [arm.name for arm in held.arms] == ["random", "bm25", "cascade"]
+    held = contest(auto.arms, plan_of(1000), 700.0, auto, 1.0, told)  # its price is above half
+    assert [arm.name for arm in held.arms] == ["bm25"]
+    assert list(held.left_out) == ["cascade"]
 
 
 def test_where_every_arm_takes_the_whole_pool_there_is_nothing_to_race_for():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from data_contracts.records import Likeness
 from flows.command.explain import last_weighing, prices_table, to_race
 from flows.workspace import Workspace
 from tests.flows.small_run import lay_out
@@ -32,7 +33,18 @@ def test_an_arm_too_dear_and_a_budget_too_small_are_named(tmp_path, shared):
     assert found["influence"][3] == "left out: its price is above 50%"
     assert found["influence"][4:] == ("never", "x 1.50", "x 1.11")
     few = rows(tmp_path / "b", shared, 1000, pool_rows=10)
-    assert few["bm25"][3] == "no: probes of 4 steps take more than 20%"
+    assert few["bm25"][3].startswith("no: 2 probes of 4 step(s) take 800 FLOPs")
+
+
+def test_what_words_tell_decides_what_is_used(tmp_path, shared):
+    workspace = Workspace.read(lay_out(tmp_path, shared, budget={"flops": 1000}))
+    told = {"bm25": Likeness(chosen=0.9, pool=0.1, moved=0.8, low=0.6, high=0.9, reference_rows=24)}
+    found = {row[0]: row[3] for row in prices_table(plan_of(1000), workspace, 10, told).rows}
+    assert (found["random"], found["bm25"]) == ("no: bm25 is used", "used untried")
+    told = {"bm25": Likeness(chosen=0.1, pool=0.1, moved=0.0, low=-0.1, high=0.1, reference_rows=24)}
+    found = {row[0]: row[3] for row in prices_table(plan_of(1000), workspace, 10, told).rows}
+    assert found["random"] == "used untried"
+    assert found["bm25"] == "left out: too few of the rows it takes are of the target's kind"
 
 
 def test_a_store_without_a_race_has_no_weighing(tmp_path, shared):

@@ -108,9 +108,26 @@ def test_an_update_that_promises_more_loss_than_there_is_bounds_the_rate_for_goo
     assert handed_on(guard.state()) == {"regime": "recover", "scale": 0.25, "ceiling": 0.25, "wait": 50}
 
 
+def test_an_update_that_overshot_is_taken_back_at_once_where_nothing_is_lost_by_it():
+    guard = Guard(GuardConfig(), CLIP)
+    guard.keep(0)
+    assert guard.see(Seen(3.0, 0.15, 3.0, 0.02, 6.0)) == 0
+    assert (guard.scale, guard.ceiling, guard.regime) == (0.125, 0.125, "recover")
+    assert settled(Guard(GuardConfig(), CLIP)).see(Seen(3.0, 0.15, 3.0, 0.02, 6.0)) is None  # it was worse at step 0
+
+
 def test_below_a_nat_it_is_a_nat_that_must_not_be_promised():
     assert Seen(0.01, None, 0.1, 1e-3, 0.5).promise == 0.5
     assert Seen(4.0, None, 0.1, 1e-3, 1.0).promise == 0.25
+
+
+def test_rows_that_stand_out_of_what_is_learnt_by_heart_and_large_steps_of_fresh_weights_are_left_alone():
+    rng, guard = np.random.default_rng(3), Guard(GuardConfig(), CLIP)
+    for _ in range(300):
+        seen = Seen(0.01 + 0.3 * float(rng.random() < 0.05), 0.001, 0.1 + float(rng.random() * 0.2), 0.09, 0.05)
+        assert seen.loss <= guard.limits().loss
+        assert guard.see(seen) is None
+        assert guard.scale == 1.0
 
 
 def test_a_loss_that_creeps_up_is_an_alarm_though_no_window_is_far_out():

@@ -1,0 +1,179 @@
+"""Arms: what each way of choosing would cost and take, and which of them are worth trying; pure numbers.
+
+Words tell for nothing whether an arm that reads text takes rows of the target's kind: where it surely does, it is used;
+where it surely does not, it is left out. So is an arm whose choosing would take too much of what may be spent, or whose
+probe would tell nothing. Between those left a race decides (`race`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from data_contracts.config import ArmConfig, AutoConfig, Config, ScoreConfig, SelectConfig
+from data_contracts.cost import Frozen
+from data_contracts.records import Decision, Likeness, Plan
+from stages.governor.payback import WORTH_CHOOSING, budget_fraction, moves_enough
+
+MOST_OF_THE_POOL = 0.9
+"""An arm that takes more of the pool does not choose."""
+PROBE_VISITS = 2.0
+"""Of a row in a probe at the most: beyond, what is compared is over-fitting to a sample."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Who is raced, or who is used without a race, and why the others are not.
+
+    Attributes:
+        arms: to be raced, the arm to beat first; a single one is used untried.
+        probe_flops: what each probe may spend; 0 without a race.
+        why: why the single arm is used untried; "" for a race.
+        left_out: why an arm is not tried, by its name.
+    """
+
+    arms: tuple[ArmConfig, ...]
+    probe_flops: float
+    why: str
+    left_out: Mapping[str, str]
+
+
+def contest(
+    arms: Sequence[ArmConfig],
+    plan: Plan,
+    limit: float,
+    auto: AutoConfig,
+    least: float,
+    told: Mapping[str, Likeness],
+) -> Contest:
+    """Return who is raced where `limit` FLOPs may be spent.
+
+    Args:
+        arms: the arm to beat, then the others.
+        plan: prices a pass over the pool.
+        limit: FLOPs that choosing and training may spend.
+        auto: the limits of trying.
+        least: FLOPs of the shortest probe that tells something.
+        told: the likeness of what an arm takes, by its name, where words tell it. Such an arm takes as many rows as the
+            pool has of the kind.
+    """
+    first, *others = arms
+    others = [_of_the_kind(arm, plan, limit, told.get(arm.name)) for arm in others]
+    out = {arm.name: why for arm in others if (why := left_out(arm, plan, limit, auto, least, told.get(arm.name)))}
+    standing = [first, *(arm for arm in others if arm.name not in out)]
+    probe = probe_flops(len(standing), limit, auto, least) if chooses(standing, plan, limit) else 0.0
+    sure = [arm for arm in others if moves_enough(told.get(arm.name)) and chooses([first, arm], plan, limit)]
+    if sure and not (probe and any(arm.passes for arm in standing)):
+        best = max(sure, key=lambda arm: told[arm.name].moved)
+        out.pop(best.name, None)
+        return Contest((best,), 0.0, "the rows it takes are surely of the target's kind", out)
+    if not probe:
+        return Contest((first,), 0.0, _untold(standing, plan, limit, auto, least), out)
+    return Contest(tuple(standing), probe, "", out)
+
+
+def _of_the_kind(arm: ArmConfig, plan: Plan, limit: float, likeness: Likeness | None) -> ArmConfig:
+    if likeness is None or arm.fraction:
+        return arm
+    return arm.model_copy(update={"fraction": share_of(arm, plan, limit, likeness.pool)})
+
+
+def said(likeness: Likeness) -> str:
+    """Return what words tell of an arm's rows."""
+    return (
+        f"{likeness.chosen:.0%} of the rows it takes are of the target's kind, of the pool's {likeness.pool:.0%}: "
+        f"{likeness.moved:+.0%} [{likeness.low:+.0%}, {likeness.high:+.0%}]"
+    )
+
+
+def _untold(arms: Sequence[ArmConfig], plan: Plan, limit: float, auto: AutoConfig, least: float) -> str:
+    """Return why there is no race between `arms`, the first and those that were not left out."""
+    if len(arms) == 1:
+        return "no other arm is left"
+    if not chooses(arms, plan, limit):
+        return "no other arm would leave a tenth of the pool out"
+    return (
+        f"{len(arms)} probes of {auto.least_steps} step(s) take {len(arms) * least:.3g} FLOPs with their evaluations, "
+        f"more than {auto.most_probes:.0%} of the {limit:.3g} that may be spent"
+    )
+
+
+def spendable(decision: Decision, plan: Plan) -> float:
+    """Return the FLOPs that choosing and training may spend; without a limit, those of one pass over the pool."""
+    limit = decision.numbers.get("spendable_flops")
+    return float(plan.pass_flops if limit is None else limit)
+
+
+def least_probe(decision: Decision, steps: int, evaluations: int) -> float:
+    """Return the FLOPs of the shortest probe that tells something: its steps, and the evaluations that read them."""
+    step, dearest = (float(decision.numbers[name] or 0) for name in ("step_flops", "least_segment_flops"))
+    return steps * step + min(steps, evaluations) * max(0.0, dearest / 2 - step)
+
+
+def probe_flops(arms: int, limit: float, auto: AutoConfig, least: float) -> float:
+    """Return what each probe may spend: its share, or `least` where that is longer; 0 where all would take too much."""
+    if least <= auto.probe_share * limit:
+        return auto.probe_share * limit
+    return least if arms * least <= auto.most_probes * limit else 0.0
+
+
+def expected_price(arm: ArmConfig, plan: Plan) -> float:
+    """Return the FLOPs that choosing this way from the whole pool is expected to cost, before it was tried.
+
+    `arm.passes` trainings on each row that its filters let through.
+    """
+    share = arm.passes
+    for settings in arm.coverage.get("filters", ()):
+        share *= float(settings.get("keep", 1.0))
+    return share * plan.pass_flops
+
+
+def share_of(arm: ArmConfig, plan: Plan, limit: float, kind: float = WORTH_CHOOSING) -> float:
+    """Return the share of the pool that an arm takes where `limit` FLOPs may be spent; `kind`: that is worth it."""
+    left = max(1.0, limit - expected_price(arm, plan))
+    return arm.fraction or budget_fraction(left, plan.pass_flops, arm.epochs, kind)
+
+
+def chooses(arms: Sequence[ArmConfig], plan: Plan, limit: float) -> bool:
+    """Return whether an arm beside the first would leave a tenth of the pool out, or more."""
+    return any(share_of(arm, plan, limit) <= MOST_OF_THE_POOL for arm in arms[1:])
+
+
+def left_out(
+    arm: ArmConfig,
+    plan: Plan,
+    limit: float,
+    auto: AutoConfig,
+    least: float = 0.0,
+    likeness: Likeness | None = None,
+) -> str:
+    """Return why an arm beside the first is not tried where `limit` FLOPs may be spent; "" where it is.
+
+    `least` are the FLOPs of the shortest probe that tells something, `likeness` is what words tell; where known.
+    """
+    if moves_enough(likeness) is False:
+        return "too few of the rows it takes are of the target's kind"
+    if expected_price(arm, plan) > auto.most_price * limit:
+        return f"its price is above {auto.most_price:.0%}"
+    one_pass = plan.pass_flops * share_of(arm, plan, limit) * (auto.sample if arm.passes else 1.0)
+    if max(auto.probe_share * limit, least) > PROBE_VISITS * one_pass:
+        return f"its probe would visit a row more than {PROBE_VISITS:g} times"
+    return ""
+
+
+def sections(config: Config, arm: ArmConfig, fraction: float, sample: float | None = None) -> dict[str, Frozen]:
+    """Return the sections `score` and `select` of an arm that takes `fraction` of the pool.
+
+    Args:
+        config: what the arm does not set stays as it is there.
+        arm: the way of choosing.
+        fraction: of the pool's rows.
+        sample: share of the pool that is scored, drawn by chance behind the arm's own filters; None: all.
+    """
+    coverage = arm.coverage
+    if sample is not None:
+        filters = list(coverage.get("filters", ())) if coverage.get("method") == "cascade" else []
+        coverage = {"method": "cascade", "filters": [*filters, {"method": "random", "keep": sample}]}
+    score = ScoreConfig(**{**config.score.model_dump(), "scorer": arm.scorer, "coverage": coverage})
+    kept = {name: getattr(config.select, name) for name in ("include_target", "noise", "mixture", "repetition")}
+    return {"score": score, "select": SelectConfig(selector=arm.selector, fraction=min(1.0, fraction), **kept)}

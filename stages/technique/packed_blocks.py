@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 WHOLE = "whole."
 
 
-def pack_layers(model: nn.Module, bits: Bits) -> None:
-    """Pack every linear layer inside the decoder's layers, rounding to the nearest, in place."""
+def pack_layers(model: nn.Module, bits: Bits | None) -> None:
+    """Pack every linear layer inside the decoder's layers, rounding to the nearest, in place; None packs none."""
+    if bits is None:
+        return
     for _, layer in layers_of(model):
         hold(layer, lambda child: PackedLinear(child, bits))
 
@@ -45,15 +47,15 @@ class PackedBlocks(Turns):
         model: its layers packed by `pack_layers`.
         schedule: which layer trains when; its seed also decides directions and rounding.
         train, rate: AdamW's settings.
-        bits: of the layers that are packed.
+        bits: of the layers that wait; None holds them whole.
         share: α, the zeroth-order step's rate over AdamW's.
         epsilon: how far weights are moved to read the slope.
         long_tokens: padded length above which rows are read by forward passes alone; None reads every row both ways.
     """
 
     def __init__(
-        self, model: nn.Module, schedule: Schedule, train: TrainConfig, rate: float, *, bits: Bits, share: float,
-        epsilon: float, long_tokens: int | None,
+        self, model: nn.Module, schedule: Schedule, train: TrainConfig, rate: float, *, bits: Bits | None,
+        share: float, epsilon: float, long_tokens: int | None,
     ) -> None:  # fmt: skip
         super().__init__(model, schedule)
         self.layers, self._train, self._rate = layers_of(model), train, rate
@@ -77,6 +79,8 @@ class PackedBlocks(Turns):
         name, layer = self.layers[self.block]
         del self.adamw, self.probe
         layer.requires_grad_(False)
+        if self.bits is None:
+            return
         for parent, key, path, child in linears(layer):
             weight = cast(nn.Linear, child).weight
             source = generator(weight.device, self.schedule.seed, self.period, name, path)

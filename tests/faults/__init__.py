@@ -15,7 +15,7 @@
                                           test_prefect_runs.py::test_a_slow_exit_after_success_stays_completed
      8 MLflow status                      test_kill_faults.py::test_08_12_15_a_signal_at_any_word_with_the_store
                                           ../stages/test_runner.py::test_a_failing_stage_commits_nothing_and_its_run_ends_failed
-     9 hidden Ray retries                 test_ray_faults.py::test_09_17_a_killed_worker_and_a_killed_driver
+     9 hidden Ray retries                 test_ray_faults.py::test_09_17_one_of_two_workers_killed_and_a_killed_driver
     10 crashed task absent from the UI    test_prefect_runs.py::test_a_run_whose_machine_dies_is_crashed_by_the_automation_or_sooner_by_reconciling
     11 loops when memory runs out         test_memory_faults.py::test_11_memory_that_runs_out_is_told_and_not_tried_again
                                           ../stages/plan/test_plan.py::test_less_memory_gives_savings_and_smaller_micro_batches_then_the_next_technique
@@ -28,7 +28,7 @@
     15 append duplicates                  test_kill_faults.py::test_08_12_15_a_signal_at_any_word_with_the_store
     16 leaked concurrency slot            test_prefect_runs.py::test_a_run_killed_while_pending_gives_its_slot_back_and_runs_when_retried
                                           test_prefect_runs.py::test_a_run_that_is_claimed_and_never_started_is_crashed_by_the_server_itself
-    17 orphan clusters                    test_ray_faults.py::test_09_17_a_killed_worker_and_a_killed_driver
+    17 orphan clusters                    test_ray_faults.py::test_09_17_one_of_two_workers_killed_and_a_killed_driver
                                           test_prefect_orphans.py::test_the_server_of_a_killed_command_is_ended_by_the_next_one_and_a_living_one_is_left_alone
     18 artifact paths in containers       test_store_faults.py::test_18_a_store_that_was_moved_is_read_and_written_where_it_is_now
     19 SQLite "database is locked"        ../data_contracts/store/test_lease.py::test_eight_processes_on_a_cold_database_lose_nothing_and_commit_once

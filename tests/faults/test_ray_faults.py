@@ -42,7 +42,7 @@ def wait_for(log: Path, executions: int, driver: subprocess.Popen[bytes]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_09_17_a_killed_worker_and_a_killed_driver(tmp_path: Path) -> None:
+def test_09_17_one_of_two_workers_killed_and_a_killed_driver(tmp_path: Path) -> None:
     """One commit, an attempt for each execution, and nothing of the dead driver's cluster left."""
     address, log, go = blank(tmp_path), tmp_path / "log", tmp_path / "go"
     path = tmp_path / "request.json"
@@ -50,12 +50,13 @@ def test_09_17_a_killed_worker_and_a_killed_driver(tmp_path: Path) -> None:
 
     driver = start(path, tmp_path / "first")
     wait_for(log, 1, driver)
-    (worker,) = (
+    workers = [
         process
         for process in psutil.Process(driver.pid).children(recursive=True)
         if "RayTrainWorker" in " ".join(process.cmdline())
-    )
-    worker.kill()
+    ]
+    assert len(workers) == 2
+    workers[1].kill()
     assert driver.wait(240) == 3, "worth trying again, by whoever started it"
     assert b"TransientError" in (tmp_path / "first.err").read_bytes()
     assert log.read_text().splitlines() == ["executed"], "Ray did not try again by itself"

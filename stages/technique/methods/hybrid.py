@@ -35,7 +35,7 @@ class Hybrid(Technique):
     savings: ClassVar[frozenset[Saving]] = frozenset({"recompute", "chunked_loss"})
     packs: ClassVar[bool] = True
 
-    bits: Literal[4, 8] = Field(8, description="Of a waiting layer's weights.")
+    bits: Literal[4, 8] | None = Field(8, description="Of a waiting layer's weights; unset (null) holds them whole.")
     block_steps: int = Field(50, ge=1, le=100_000, description="Optimizer steps that a layer trains at a time (K).")
     order: Order = Field("random", description="Of the layers in a cycle; random draws a new one each time.")
     share: float = Field(1e-3, ge=0, le=1, description="The zeroth-order step's rate over Adam's (α).")

@@ -157,6 +157,11 @@ def spawn(tmp_path: Path, folder: Path, workers: int) -> subprocess.Popen[bytes]
     return subprocess.Popen(list(map(str, command)), cwd=ROOT, stderr=(tmp_path / "stderr").open("ab"))
 
 
+def step_of(chunk: Path) -> int:
+    """Return the step that a chunk of rows was written at."""
+    return int(chunk.stem.rpartition("-")[2])
+
+
 def ray_workers(driver: int) -> list[psutil.Process]:
     return [
         process
@@ -195,5 +200,12 @@ def test_under_ray_a_killed_rank_fails_the_stage_as_transient_and_two_ranks_go_o
     assert driver.wait(300) != 0
     assert b"TransientError" in (tmp_path / "stderr").read_bytes()
     assert not (folder / "outputs").exists()
+    newest, made = snapshots(folder)[-1], json.loads((folder / "scratch/progress.json").read_text())["done"]
+    assert newest <= made <= newest + config().train.snapshot_steps  # no more than one interval is made again
+    kept = {
+        path: path.stat().st_mtime_ns for path in (folder / "scratch/rows").glob("*.arrow") if step_of(path) <= newest
+    }
+    assert kept
     assert spawn(tmp_path, folder, 2).wait(300) == 0, (tmp_path / "stderr").read_text()[-3000:]
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept  # what the snapshot had was not made again
     assert json.loads((folder / DIGESTS).read_text()) == expected

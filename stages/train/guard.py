@@ -130,7 +130,7 @@ class Guard:
 
     @property
     def usual(self) -> float | None:
-        """Median gradient norm of windows that had a gradient (a slope in bfloat16 may be 0); None of fewer than `FEWEST`."""
+        """Median norm of gradients that were not 0, as a slope in bfloat16 may be; None of fewer than `FEWEST`."""
         found = [norm for norm in self.norms if norm > 0]
         return median(found) if len(found) >= FEWEST else None
 

@@ -43,9 +43,10 @@ def _several(value: Any) -> Any:
     return (value,) if isinstance(value, (str, dict)) else value
 
 
-Bytes = Annotated[int, BeforeValidator(_whole), _quantity(_BYTES)]
+Bytes = Annotated[int, Field(le=2**63), BeforeValidator(_whole), _quantity(_BYTES)]
 Seconds = Annotated[float, _quantity(_SECONDS)]
-Flops = Annotated[int, BeforeValidator(_whole), _quantity({"": 1})]
+Flops = Annotated[int, Field(le=10**30), BeforeValidator(_whole), _quantity({"": 1})]
+Money = Annotated[float, _quantity({"": 1})]
 Files = Annotated[tuple[str, ...], BeforeValidator(_several)]
 MethodSettings = dict[str, Any]
 
@@ -104,7 +105,7 @@ class BudgetConfig(Frozen):
     flops: Flops | None = Field(None, ge=1)
     seconds: Seconds | None = Field(None, gt=0, description="2h, 90min, 3600.")
     tokens: Flops | None = Field(None, ge=1)
-    money: float | None = Field(None, gt=0, description="In the currency of `price`, which it needs.")
+    money: Money | None = Field(None, gt=0, description="In the currency of `price`, which it needs.")
     price: Price | None = Field(None, description="What an hour of the machines costs: {hour: 2.4, currency: EUR}.")
 
     @model_validator(mode="after")

@@ -7,9 +7,9 @@ is what those seconds cost at a price, which is asked when costs are read: a man
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
+from pydantic import BaseModel, ConfigDict, Field
 
 Cause = Literal["warm_up", "score", "select", "train", "probe", "eval", "reconfigure", "infer", "ingest"]
 CAUSES: tuple[str, ...] = get_args(Cause)
@@ -42,12 +42,16 @@ class Cost(Frozen):
         )
 
 
+MoneyAnHour = Annotated[float, Field(ge=0, le=10**9, strict=True)]
+"""Bounded, so that no sum of hours is beyond all numbers; true is no price."""
+
+
 class Price(Frozen):
     """What an hour of the machines costs, whatever they do in it."""
 
-    hour: float = Field(ge=0, description="Money for an hour of a stage: of all machines that it holds, idle or not.")
+    hour: MoneyAnHour = Field(description="Money for an hour of a stage: of all machines that it holds, idle or not.")
     currency: str = Field("USD", pattern=r"^[A-Z]{3}$", description="ISO 4217, for people; nothing is converted.")
-    stages: dict[str, NonNegativeFloat] = Field({}, description="Stages whose hour costs otherwise: {ingest: 0.1}.")
+    stages: dict[str, MoneyAnHour] = Field({}, description="Stages whose hour costs otherwise: {ingest: 0.1}.")
 
     def of(self, stage: str, cost: Cost) -> Cost:
         """Return `cost` of a stage with its money: its seconds at the price of an hour."""

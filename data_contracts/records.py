@@ -203,6 +203,10 @@ class Plan(Frozen):
     residual_bytes: int = Field(
         0, ge=0, description="What earlier segments held past predictions, where that broke what was allowed."
     )
+    ran_out_bytes: int | None = Field(
+        None,
+        description="Least prediction of a way that memory ran out in; None where it never did, or nothing else fits.",
+    )
     score_bytes: dict[str, int] = Field(
         default_factory=dict,
         description="Predicted for influence of the longest row alone on one target group, by its form: backward, "

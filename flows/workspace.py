@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_contracts.config import Config
+from data_contracts.config import ArmConfig, Config
 from data_contracts.config_file import load, parse
 from data_contracts.errors import ConfigError
 from data_contracts.records import Origin, Ref, Request, StoreAddress
@@ -66,6 +66,7 @@ class Workspace:
                 parse_slice(find_stage("select"), select)
                 if arm.selector.get("method") == "random" and self.config.select.noise is not None:
                     _require_no_scores(self.config.select.noise, arm.name)
+                _require_price(arm)
             except ConfigError as error:
                 where = f"auto.arms.{number}"
                 words = [text.replace("`score.", f"`{where}.").replace("`select.", f"`{where}.") for text in error.args]
@@ -139,4 +140,18 @@ def _require_no_scores(noise: Mapping[str, Any], arm: str) -> None:
             "a noise filter that every arm can use",
             f"{noise.get('method')} reads scores, and the arm {arm} has none",
             "use `answer_fit` or `trajectory`, or give the arm a scorer",
+        )
+
+
+def _require_price(arm: ArmConfig) -> None:
+    """Raise `ConfigError` where an arm's scorer reads a model at no price: the whole pool would be scored to try it."""
+    from data_contracts.method import find, name_in
+    from stages.score.scorer import Scorer
+
+    scorer = find(Scorer, name_in(arm.scorer, "score.scorer"))
+    if arm.selector.get("method") != "random" and "model" in scorer.reads and not arm.passes:
+        raise ConfigError(
+            "`score.passes` is what scoring a row costs, in trainings on it; 0 is for arms that read text alone",
+            f"it is 0, and {scorer.name()}, the scorer of {arm.name}, reads the model",
+            "set it: 1 for a scorer of gradients, 0.34 for one of losses",
         )

@@ -108,7 +108,11 @@ def prices_table(plan: Plan, workspace: Workspace, pool_rows: int, told: Mapping
                 *("never" if need is None else f"x {need:.2f}" for need in needs),
             )
         )
-    whose = "the budget" if workspace.config.budget.flops is not None else "one pass over the pool (no budget is set)"
+    whose = (
+        "the budget"
+        if workspace.config.budget.flops is not None
+        else "one pass over the pool (no `budget.flops` is set)"
+    )
     columns = ("arm", "choosing (FLOPs)", f"of {whose}", "in a race", *(f"pays at, {uses} use(s)" for uses in USES))
     return Table(title="What choosing must gain", columns=columns, rows=tuple(rows))
 

@@ -8,6 +8,7 @@ affordable ones. Before the first scoring its cost is taken to be that of one tr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -175,7 +176,9 @@ def _spendable(
         if stock == "flops":
             limits.append((int(left), stock))
         elif used > 0 and trained.flops > 0:
-            limits.append((int(left / used * trained.flops), stock))
+            worth = left / used * trained.flops
+            if math.isfinite(worth):  # a limit beyond all numbers is none
+                limits.append((int(worth), stock))
     return min(limits, default=(None, None))
 
 

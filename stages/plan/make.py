@@ -74,28 +74,32 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
             for precision in precisions(config.plan.precision, device):
                 shapes.append(Shape(each, precision, rows.longest, max(1, answers), config.plan.packed))
         reserve |= set(range(first + 1, len(shapes)))
-    limit = config.budget.peak_bytes
+    limit = asked = config.budget.peak_bytes
     past = learnt(inputs.all("curve"), work.earlier(), device)
     if limit is None and past.below is not None:
         limit = math.floor((past.below - 1) / (1 - config.plan.headroom))  # what there is was not enough for that
-    residual = 0 if limit is None else past.of(limit, config.plan.headroom)
+    residual, below = 0 if limit is None else past.of(limit, config.plan.headroom), past.below
     estimator = Estimator(pin, config.train, device, host="cpu" if device == "cuda" else None)
     with seeded():
-        how: dict[str, Any] = {"window": window, "workers": config.train.workers, "limit": limit, "reserve": reserve}
+        how: dict[str, Any] = {"window": window, "workers": config.train.workers, "reserve": reserve}
+        terms = config.plan
+        if config.train.influence:  # is not read from parts of a model
+            terms = terms.model_copy(update={"savings": tuple(item for item in terms.savings if item != "shard")})
         try:
-            chosen, ways = search(estimator, shapes, config.plan, **how, residual=residual)
+            chosen, ways = search(estimator, shapes, terms, **how, limit=limit, residual=residual)
         except DoesNotFitError as error:
-            if not residual:
+            if not residual and limit == asked:
                 raise
-            work.notice(f"earlier segments held {residual:,} bytes more than predicted; {error.found}: planned without")
-            residual = 0
-            chosen, ways = search(estimator, shapes, config.plan, **how)
+            held = f"held {residual:,} bytes more than predicted" if residual else "ran out of memory"
+            work.notice(f"earlier segments {held}; {error.found}: planned without")
+            limit, residual, below = asked, 0, None
+            chosen, ways = search(estimator, shapes, terms, **how, limit=limit)
         flops = estimator.flops(chosen.shape, chosen.recomputed)
         trainable = chosen.shape.technique.trainable_count(model)
         scoring = {} if limit is None else estimator.scoring(chosen.shape, trainable)
     remaining = Budget(flops=config.budget.flops, tokens=config.budget.tokens).minus(work.spent().total)
     plan = _plan(config, chosen, ways, rows, flops, trainable=trainable, scoring=scoring)
-    plan = plan.model_copy(update={"residual_bytes": residual})
+    plan = plan.model_copy(update={"residual_bytes": residual, "ran_out_bytes": below})
     _check_step(plan, chosen, rows, flops, remaining)
     if chosen.peak_bytes > available_bytes() and device == "cpu":
         work.notice(f"the plan needs {chosen.peak_bytes:,} bytes; this machine has {available_bytes():,} left now")

@@ -9,6 +9,7 @@ from this run's segments and from those that the newest plan of the same model a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from data_contracts.records import MemoryUse, Plan
@@ -40,22 +41,30 @@ class Residual:
 
 
 def uses_of(curves: Iterable[Artifact]) -> list[MemoryUse]:
-    """Return what the segments of these curves held."""
-    places = [curve.measured(USE) for curve in curves]
-    return [MemoryUse.model_validate_json(place.read_text(encoding="utf-8")) for place in places if place.is_file()]
+    """Return what the segments of these curves held; a file that cannot be read says nothing, since it is no part of a
+    digest and only advises."""
+    found = []
+    for place in (curve.measured(USE) for curve in curves):
+        with suppress(FileNotFoundError, ValueError):
+            found.append(MemoryUse.model_validate_json(place.read_bytes()))
+    return found
 
 
 def learnt(curves: Sequence[Artifact], earlier: Inputs | None, device: str) -> Residual:
     """Return the residual of segments on `device`: of this run, and of an earlier plan's segments and what it knew."""
-    known, before = list(curves), 0
+    known, before, below = list(curves), 0, list[int]()
     if earlier is not None:
         known += earlier.all("curve")
-        plan = earlier.maybe("plan")
-        before = plan.record(Plan).residual_bytes if plan is not None else 0
+        found = earlier.maybe("plan")
+        if found is not None:
+            plan = found.record(Plan)
+            below = [] if plan.ran_out_bytes is None else [plan.ran_out_bytes]
+            if plan.allowed_bytes is None or plan.allowed_bytes + 1 not in below:  # else it was of that plan's budget
+                before = plan.residual_bytes
     uses = [use for use in uses_of(known) if use.device == device]
     broken = [use for use in uses if use.broke]
     return Residual(
         bytes=max([before, *(use.past for use in broken)]),
-        below=min((use.predicted_bytes for use in broken if use.ran_out), default=None),
+        below=min([*below, *(use.predicted_bytes for use in broken if use.ran_out)], default=None),
         past=max((use.past for use in uses), default=None),
     )

@@ -7,6 +7,7 @@ the warm-up it is made again with the measured gradient noise, and a checkpoint 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from data_contracts.config import BudgetConfig, PlanConfig, TrainConfig
@@ -47,6 +48,10 @@ class PlanStage(Stage[PlanSlice]):
 
         techniques = config.plan.techniques
         return [(Technique, settings, f"plan.techniques[{number}]") for number, settings in enumerate(techniques)]
+
+    def external(self, config: PlanSlice, root: Path) -> dict[str, Any]:
+        """Return the slice without the limits that no plan reads: where a price changes, nothing is planned anew."""
+        return config.model_dump(mode="json", exclude={"budget": {"money", "price", "seconds"}})
 
     def kin(self, config: PlanSlice, inputs: Inputs) -> Any:
         """Plans of one model on one kind of device know of each other's segments (`stages.plan.residual`)."""

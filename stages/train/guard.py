@@ -128,12 +128,18 @@ class Guard:
         """Standard deviation of a window's loss."""
         return max(math.sqrt(self.variance), LEAST_DEVIATION * max(self.level, LEAST_LOSS))
 
+    @property
+    def usual(self) -> float | None:
+        """Median norm of gradients that were not 0, as a slope in bfloat16 may be; None of fewer than `FEWEST`."""
+        found = [norm for norm in self.norms if norm > 0]
+        return median(found) if len(found) >= FEWEST else None
+
     def limits(self) -> Limits:
         """Return what holds for the next window."""
         most_loss = self.level + SIGNS["loss"][1] * self.deviation if self.windows else math.inf
-        if len(self.norms) < FEWEST:
-            return Limits(self.scale, self.clip, most_loss)
-        usual, clip = median(self.norms), self.clip
+        usual, clip = self.usual, self.clip
+        if usual is None:
+            return Limits(self.scale, clip, most_loss)
         if self.regime == "watch":
             clip = min(clip, 2 * usual)
         elif self.regime == "stress":
@@ -178,8 +184,8 @@ class Guard:
             found["loss"] = (seen.loss - self.level) / self.deviation
         if self.low is not None:
             found["rise"] = (self.level - self.low) / (self.deviation * SHARE)
-        if len(self.norms) >= FEWEST:
-            found["norm"] = seen.norm / max(median(self.norms), 1e-30)
+        if self.usual is not None:
+            found["norm"] = seen.norm / self.usual
         return found
 
     def _learn(self, seen: Seen) -> None:

@@ -21,6 +21,7 @@ import torch
 
 from data_contracts.errors import BudgetError
 from stages.meter.flops import FlopModel
+from stages.meter.memory import reset_peak
 from stages.technique.bounds import Bounds
 from stages.technique.noise import NoiseScale
 from stages.technique.step import StepResult
@@ -48,6 +49,7 @@ ACTIONS = ("continue", "anneal", "end")
 
 def run_segment(job: Mapping[str, Any], group: Group, channel: Channel) -> None:
     """Run (or finish) the segment that `job` (a `Job` as JSON data) describes; its result lies in the job's folder."""
+    reset_peak()  # what other stages held in this process is none of the segment's
     _Segment(Job.model_validate(job), group, channel).run()
 
 

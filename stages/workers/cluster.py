@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from data_contracts.errors import TransientError
 from data_contracts.records import OUTSIDE_FILE, OUTSIDE_PREFIX
 
 ENVIRONMENT = {
@@ -48,17 +49,21 @@ def cluster(workers: int, folder: Path) -> Iterator[Path | None]:
         yield None
         return
     root = None if address else short_folder(folder)
+    local: dict[str, Any] = {
+        "num_cpus": max(workers, os.cpu_count() or 1),  # ranks may share a core; the controller takes none
+        "include_dashboard": False,
+        "_temp_dir": str(root),
+        "runtime_env": {"env_vars": {"PYTHONPATH": _import_path(), "PYTHONSAFEPATH": "1"}},
+    }
     try:
-        if address:
-            ray.init(address=address, log_to_driver=False)
-        else:
-            ray.init(
-                num_cpus=max(workers, os.cpu_count() or 1),  # ranks may share a core; the controller takes none
-                include_dashboard=False,
-                log_to_driver=False,
-                _temp_dir=str(root),
-                runtime_env={"env_vars": {"PYTHONPATH": _import_path(), "PYTHONSAFEPATH": "1"}},
-            )
+        try:
+            ray.init(log_to_driver=False, **({"address": address} if address else local))
+        except Exception as error:  # Ray has no class of its own for a node that does not come up
+            raise TransientError(
+                f"Ray is reached at {address}" if address else "a local Ray starts",
+                " ".join(str(error).split())[:400] or type(error).__name__,
+                "look at free disk and memory of this machine, or at the cluster, and run again",
+            ) from error
         yield root
     finally:
         ray.shutdown()

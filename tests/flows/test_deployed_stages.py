@@ -15,7 +15,7 @@ from data_contracts.errors import ArtifactError, ConfigError, TransientError
 from flows.workspace import Workspace
 from tests.command import lazytrain
 from tests.flows.small_run import lay_out
-from tests.infra.services import Prefect, Service, mine
+from tests.infra.services import Prefect, Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.shared, pytest.mark.timeout(900)]
 
@@ -91,12 +91,12 @@ def test_a_stage_killed_on_its_worker_is_crashed_for_all_and_goes_on_when_run_ag
 
     def kill() -> None:
         until = time.monotonic() + 120
-        while not killed and time.monotonic() < until:
-            for process in psutil.Process(worker.process.pid).children(recursive=True):
-                if mine(config.parent / ".lazytrain", process):
-                    process.kill()
-                    killed.append(process.pid)
-            time.sleep(0.01)
+        while not any((config.parent / ".lazytrain" / "work").glob("*/claim-*")) and time.monotonic() < until:
+            time.sleep(0.01)  # until the stage is at work
+        for process in psutil.Process(worker.process.pid).children(recursive=True):
+            if "prefect.engine" in process.cmdline():
+                process.kill()
+                killed.append(process.pid)
 
     values = config.read_text().replace("longest_tokens: 256", "longest_tokens: 255")
     config.write_text(values)

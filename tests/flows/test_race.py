@@ -257,6 +257,12 @@ def test_settings_of_an_arm_are_refused_at_once_under_the_arms_own_name(tmp_path
         Workspace.read(path).check()
 
 
+def test_an_arm_whose_scorer_reads_the_model_is_not_tried_as_if_it_were_free(tmp_path, shared):
+    arms = ["random", {"name": "hard", "scorer": {"method": "perplexity"}}]
+    with pytest.raises(ConfigError, match=r"(?s)reads the model.*`auto\.arms\.1\.passes`"):
+        Workspace.read(lay_out(tmp_path, shared, auto={"arms": arms})).check()
+
+
 def test_a_filter_that_reads_scores_is_refused_where_an_arm_of_chance_has_none(tmp_path, shared):
     path = lay_out(tmp_path, shared, auto={"arms": ["random", "bm25"]}, select={"noise": {"method": "loss"}})
     with pytest.raises(ConfigError, match="the arm random has none"):

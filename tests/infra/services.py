@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
-import psutil
 
 from flows.environment import OFFLINE, QUIET
 from tests.conftest import ROOT
@@ -103,14 +102,6 @@ def start(
             raise AssertionError(f"{name} did not start:\n{service.said[-4000:]}")
         time.sleep(0.2)
     return service
-
-
-def mine(folder: Path, process: psutil.Process) -> bool:
-    """Return whether a process has a file open below `folder`."""
-    try:
-        return any(Path(item.path).is_relative_to(folder) for item in process.open_files())
-    except psutil.Error:
-        return False
 
 
 def answers(url: str, code: int = 200, auth: tuple[str, str] | None = None) -> Callable[[], bool]:

@@ -197,6 +197,14 @@ def test_token_and_time_limits_become_flops_at_the_rate_of_training(tmp_path):
     assert (scarce.numbers["binding"], scarce.numbers["spendable_flops"]) == ("flops", FLOPS)
 
 
+@pytest.mark.parametrize(
+    "budget", [{"seconds": 1e308}, {"money": 1e308, "price": {"hour": 1}}, {"money": 1.0, "price": {"hour": 1e-320}}]
+)
+def test_a_limit_that_is_worth_more_flops_than_there_are_numbers_limits_nothing(tmp_path, budget):
+    decision, _ = govern(tmp_path, [WARMUP], budget=budget)
+    assert (decision.numbers["spendable_flops"], decision.numbers["binding"]) == (None, None)
+
+
 def test_without_limits_rounds_alone_end_the_run(tmp_path):
     decision, _ = govern(tmp_path, [WARMUP], budget={})
     assert decision.action == "reselect"

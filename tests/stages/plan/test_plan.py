@@ -21,7 +21,7 @@ from stages.admission import parse_slice
 from stages.model.checkpoint import save_checkpoint
 from stages.model.load import load_model
 from stages.plan.search import micro_batches
-from stages.plan.stage import STAGE
+from stages.plan.stage import STAGE, PlanSlice
 from stages.stage import Artifact
 from stages.train.rows import TIMING
 from tests.local_work import LocalWork
@@ -226,3 +226,22 @@ def test_any_precision_takes_the_other_one_and_then_frozen_weights_in_four_bits_
     assert {("lora", "float32"), ("lora", "bfloat16"), ("qlora", least.precision)} <= ways
     assert (least.technique["method"], least.technique["r"]) == ("qlora", 4)
     assert not any(item["fits"] for item in least.considered if item["technique"] == "lora")
+
+
+def test_no_plan_spreads_a_model_whose_influence_is_read_in_training(
+    inputs: dict[str, Artifact], planned: Planned
+) -> None:
+    plan = {**FULL, "savings": ["shard"], "headroom": 0, "micro_batches": [4], "precision": "float32"}
+    train = {"workers": 2, "influence": "segment"}
+    with pytest.raises(DoesNotFitError) as refused:
+        planned({"plan": plan, "train": train, "budget": {"peak_bytes": 1}}, inputs)
+    assert "spread" not in str(refused.value)  # which is the least without influence
+
+
+def test_what_no_plan_reads_plans_nothing_anew() -> None:
+    def read(**budget: Any) -> dict[str, Any]:
+        config = PlanSlice.model_validate({"seed": 0, "plan": {}, "train": {}, "budget": budget})
+        return STAGE.external(config, Path())
+
+    assert read(money=5, seconds=9, price={"hour": 2}) == read(price={"hour": 3}) == read()
+    assert read(flops=5) != read() != read(peak_bytes=5)

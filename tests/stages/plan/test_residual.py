@@ -14,6 +14,7 @@ from stages.plan.residual import USE, learnt
 from stages.stage import Artifact, Inputs
 from tests.local_work import LocalWork
 from tests.stages.plan.conftest import random_rows, token_columns
+from tests.stages.train.small import plan_of
 
 CURVE: dict[str, list[Any]] = {
     "step": [1], "phase": ["stable"], "epoch": [0.0], "tokens": [1], "flops": [1], "train_loss": [1.0],
@@ -73,6 +74,21 @@ def test_a_later_run_takes_over_what_the_newest_plan_of_the_store_knew(segment: 
     assert learnt([], both, "cpu").bytes == 70
 
 
+def test_a_way_that_memory_ran_out_in_is_remembered_as_such_whatever_the_next_budget(tmp_path: Path) -> None:
+    work = LocalWork(tmp_path, {"plan": "plan"})
+    work.record("plan", plan_of(allowed_bytes=39_999, residual_bytes=32_001, ran_out_bytes=40_000))
+    found = learnt([], Inputs({"plan": (work.artifact("plan"),)}), "cpu")
+    assert (found.bytes, found.below) == (0, 40_000)
+    assert (found.of(40_000, 0.1), found.of(100_000, 0.1)) == (0, 50_001)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[]", b'{"device": "cpu"}'])
+def test_a_file_that_cannot_be_read_says_nothing(segment: Segment, text: bytes) -> None:
+    curve = segment(1, 1, 900)
+    curve.measured(USE).write_bytes(text)
+    assert learnt([curve], None, "cpu").past is None
+
+
 @pytest.mark.shared
 def test_the_next_plan_allows_so_much_less_says_so_and_never_refuses_for_it_alone(
     pin: ModelPin, given: Any, planned: Any, segment: Segment
@@ -92,6 +108,9 @@ def test_the_next_plan_allows_so_much_less_says_so_and_never_refuses_for_it_alon
     ran_out = segment(limit, None, limit // 2, ran_out=True)
     smaller = planned({"plan": plan}, {**inputs, "curve": ran_out})[0]
     assert smaller.peak_bytes < limit
+    least = planned({"plan": plan}, {**inputs, "curve": segment(1, None, 1, ran_out=True)})
+    assert least[0].micro_batch == free.micro_batch
+    assert any("ran out of memory" in item and "planned without" in item for item in least[1].notices)
     hopeless = segment(1, 1, 10 * limit)
     same, work, _ = planned({"plan": plan, "budget": {"peak_bytes": limit}}, {**inputs, "curve": hopeless})
     assert (same.micro_batch, same.residual_bytes) == (free.micro_batch, 0)

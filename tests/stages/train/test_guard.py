@@ -149,6 +149,19 @@ def test_rows_of_another_phase_may_have_other_losses():
         assert guard.regime == "stable"
 
 
+def test_windows_without_a_gradient_make_none_of_the_others_too_large():
+    """A slope read in bfloat16 may be 0 window after window."""
+    guard = Guard(GuardConfig(), CLIP)
+    guard.see(Seen(3.0, 0.15, 0.1, 1e-3, 0.1))
+    for _ in range(8):
+        guard.see(Seen(3.0, 0.15, 0.0))
+    for number in range(8):
+        guard.see(Seen(4.0 if not number else 3.0, 0.15, 0.5, 1e-3, 0.01))
+        assert guard.regime != "stress"
+        assert guard.limits().norm > 0.5
+        assert guard.limits().clip > 0
+
+
 def test_the_rate_stays_in_its_bounds_and_changes_by_at_most_half_or_a_tenth_whatever_is_seen():
     rng = np.random.default_rng(2)
     guard = Guard(GuardConfig(), CLIP)

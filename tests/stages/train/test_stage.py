@@ -16,6 +16,7 @@ from data_contracts.arrow import read_table
 from data_contracts.config import GovernConfig, TrainConfig
 from data_contracts.errors import BudgetError, ConfigError, InputError, ModelError
 from data_contracts.records import Decision, ModelPin
+from stages.meter.memory import peak_resident_bytes, reset_peak, resident_bytes
 from stages.model.batch import TokenTable, collate
 from stages.model.checkpoint import load_checkpoint, load_merged
 from stages.train.begin import STAGE as BEGIN
@@ -410,3 +411,13 @@ def test_a_step_in_8_bits_with_updates_inside_and_the_head_in_parts_is_trained_a
     costs = [train(tmp_path / f"{name}2", House(tmp_path / f"{name}2h", rows=12, plan=more))[1].ledger().by_cause()["train"].flops
              for name, more in (("c", {"micro_batch": 4, "accumulation": 1}), ("d", {"micro_batch": 4, "accumulation": 1, "update_in_backward": True}))]  # fmt: skip
     assert costs[1] == 2 * costs[0]
+
+
+@pytest.mark.skipif(not reset_peak(), reason="this system does not let a process reset its high-water mark")
+def test_what_was_held_before_a_segment_is_not_taken_for_its_peak(tmp_path):
+    house = House(tmp_path, rows=4)
+    before = np.ones(2**28 // 8)
+    del before
+    assert peak_resident_bytes() > resident_bytes() + 2**27
+    summary, _ = train(tmp_path / "work", house, evaluations=1)
+    assert summary.measured["peak_bytes"] < resident_bytes() + 2**27

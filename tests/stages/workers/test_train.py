@@ -106,3 +106,16 @@ def test_progress_written_by_a_rank_is_passed_on(tmp_path):
         time.sleep(2 * train.POLL_SECONDS)
         train._write(path, {"done": 9, "total": 9})
     assert steps == [(3, 9), (9, 9)]
+
+
+def test_a_ray_that_does_not_start_may_be_tried_again_and_leaves_no_folder(tmp_path, monkeypatch):
+    import ray
+
+    def failing(**_):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", failing)
+    with pytest.raises(TransientError, match="timed out during startup"), cluster.cluster(2, tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -53,7 +53,7 @@ def deploy(client: Any, name: str, *, tags: list[str], limit: int | None = None)
         name,
         work_pool_name=POOL,
         entrypoint="tests/faults/slow_flows.py:pipeline",
-        path=str(ROOT),
+        pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}],  # a path is copied
         tags=tags,
         concurrency_limit=limit,
     )

@@ -118,3 +118,14 @@ def test_words_of_any_script_with_spaces_count():
 def test_the_same_seed_tells_the_same():
     given = rows("kin", 20, 1), rows("kin", 50, 2), rows("alien", 100, 3)
     assert told(*given) == told(*given)
+
+
+def test_a_reference_of_near_copies_says_what_one_of_each_says():
+    reference = rows("kin", 15, 1)
+    copies = [" ".join([*text.split()[:-1], "another"]) for text in reference]
+    chosen, pool = rows("kin", 100, 2), rows("kin", 50, 3) + rows("alien", 450, 4)
+    found = told(reference + copies, chosen, pool)
+    assert found.reference_rows == 15
+    assert found.chosen > 0.5
+    assert found.pool < 0.25
+    assert told(reference[:7] + copies[:7], chosen, pool) is None

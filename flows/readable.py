@@ -22,7 +22,7 @@ def size(count: int) -> str:
     """Return bytes for people, in decimal units."""
     amount = float(count)
     for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
+        if amount < 999.5:  # three digits would show it as a thousand
             return f"{amount:.3g} {unit}"
         amount /= 1000
     return f"{amount:.3g} TB"

@@ -114,8 +114,8 @@ def show_run(store: Any, run: Any, price: Price | None = None) -> None:
     refs = [ref for item in attempts for ref in item.refs.values()]
     if refs:
         ledger = store.ledger(refs, lost=True).priced(price)
-        console().print(rich_table(costs_table(ledger.by_stage(), "stage")))
-        console().print(rich_table(costs_table(ledger.by_cause(), "cause")))
+        console().print(rich_table(costs_table(ledger.by_stage(), "stage", price)))
+        console().print(rich_table(costs_table(ledger.by_cause(), "cause", price)))
     for item in attempts:
         try:
             show_records(store, item)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-from data_contracts.cost import Cost
+from data_contracts.cost import Cost, Price
 from data_contracts.records import Table
 from flows.command.screen import console, rich_table
 from flows.outcome import Outcome
@@ -34,7 +34,7 @@ def show_outcome(outcome: Outcome, workspace: Workspace) -> None:
     for table in outcome.evaluation.tables:
         out.print(rich_table(table))
     out.print(rich_table(gates_table(outcome)))
-    out.print(rich_table(costs_table(outcome.ledger.by_cause(), "cause")))
+    out.print(rich_table(costs_table(outcome.ledger.by_cause(), "cause", workspace.config.budget.price)))
     price, ran = workspace.config.budget.price, [step for step in outcome.steps if not step.cached]
     spent_now = sum(step.cost.flops for step in ran)
     lines = {
@@ -73,10 +73,9 @@ def steps_table(outcome: Outcome) -> Table:
     return Table(title="Stages", columns=("stage", "", "FLOPs", "tokens", "time", "peak memory"), rows=rows)
 
 
-def costs_table(costs: Mapping[str, Cost], what: str) -> Table:
-    """Return costs by stage or by cause; money where any was charged."""
-    priced = any(cost.money for cost in costs.values())
-    columns = (what, "FLOPs", "tokens", "time", "peak memory", *(["money"] if priced else []))
+def costs_table(costs: Mapping[str, Cost], what: str, price: Price | None) -> Table:
+    """Return costs by stage or by cause; money where there is a price."""
+    columns = (what, "FLOPs", "tokens", "time", "peak memory", *([price.currency] if price else []))
     rows = tuple(
         (
             name,
@@ -84,7 +83,7 @@ def costs_table(costs: Mapping[str, Cost], what: str) -> Table:
             cost.tokens,
             duration(cost.seconds),
             size(cost.peak_bytes),
-            *([cost.money] if priced else []),
+            *([round(cost.money, 4)] if price else []),
         )
         for name, cost in costs.items()
     )

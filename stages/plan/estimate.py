@@ -213,7 +213,7 @@ class Estimator:
     def _depth(shape: Shape) -> int:
         """Return how many layers are traced. While a spread layer's backward pass ends, the last but one is gathered:
         the third is the first like all further ones, and another the last."""
-        least = 4 if shape.shards > 1 else 3 if shape.offload_activations else 0  # see `Mezo.traced_layers`
+        least = 4 if shape.shards > 1 else 3 if shape.offload_activations else 0  # see `Probing.traced_layers`
         return max(shape.technique.traced_layers, least)
 
     def _traces(self, shape: Shape, again: bool) -> tuple[Timeline, Timeline]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from pydantic import Field
+
 from data_contracts.config import Saving
 from data_contracts.errors import ConfigError
 from data_contracts.method import Method
@@ -107,6 +109,29 @@ class InPlace(Technique):
         return sum(parameter.numel() for parameter in model.parameters())
 
 
+class Probing(InPlace):
+    """A technique that reads slopes by forward passes alone, for which no activations are kept."""
+
+    @property
+    def traced_layers(self) -> int:
+        """Without activations kept, the third layer is the first that begins with what all further ones begin with."""
+        return 3
+
+
+class ProbingLongRows(Probing):
+    """A technique that reads long rows by forward passes alone, the others by backward passes as well."""
+
+    long_tokens: int | None = Field(
+        None, ge=1, description="Longer rows are read by forward passes alone; unset reads all rows both ways."
+    )
+
+    def traced_lengths(self, longest: int) -> tuple[int, ...]:
+        """Return the longest row, and the longest that is read by a backward pass."""
+        if self.long_tokens is None or longest <= self.long_tokens:
+            return (longest,)
+        return (self.long_tokens, longest)
+
+
 class InNumbers(InPlace):
     """A technique that holds the decoder's linear layers as whole numbers of n bits, and trains them or beside them."""
 
@@ -128,6 +153,32 @@ class InNumbers(InPlace):
 
         found = [child for _, layer in layers_of(model) for *_, child in linears(layer)]
         return [(int(child.in_features), int(child.out_features)) for child in found]  # type: ignore[arg-type]
+
+
+class BesideNumbers(InNumbers):
+    """A technique whose whole numbers stay as they are; what `held` puts beside them trains, by AdamW."""
+
+    def held(self, layer: nn.Linear) -> nn.Module:
+        """Return the layer as whole numbers, with what trains."""
+        raise TypeError(f"{type(self).__name__} defines no held")
+
+    def wrap(self, model: PreTrainedModel) -> nn.Module:
+        """Return the model with its decoder's linear layers held in n bits; what is beside the numbers alone trains."""
+        from stages.model.packed import hold
+        from stages.technique.blocks import layers_of
+
+        model.requires_grad_(False)
+        for _, layer in layers_of(model):
+            hold(layer, self.held)
+        return model
+
+    def optimizer(
+        self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
+    ) -> Optimizer:
+        """Return AdamW over what is beside the numbers."""
+        from stages.technique.held import HeldAdam
+
+        return HeldAdam(model, train, learning_rate, states)
 
 
 def refuse_influence(technique: Technique) -> None:

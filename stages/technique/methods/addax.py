@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from data_contracts.config import Saving
-from stages.technique.base import InPlace
+from stages.technique.base import ProbingLongRows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stages.technique.step import States
 
 
-class Addax(InPlace):
+class Addax(ProbingLongRows):
     """Train every parameter by the gradient of short rows and the slope of long ones."""
 
     learning_rate: ClassVar[float] = 1e-2
@@ -34,9 +34,6 @@ class Addax(InPlace):
 
     share: float = Field(1e-4, ge=0, le=1, description="Weight of the zeroth-order part of a step (α).")
     epsilon: float = Field(1e-3, gt=0, le=1, description="How far weights are moved to read the slope.")
-    long_tokens: int | None = Field(
-        None, ge=1, description="Longer rows are read by forward passes alone (L_T); unset reads all rows both ways."
-    )
 
     def optimizer(
         self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
@@ -47,14 +44,3 @@ class Addax(InPlace):
         return mixed.Addax(
             model, train, share=self.share, epsilon=self.epsilon, seed=seed, long_tokens=self.long_tokens
         )
-
-    def traced_lengths(self, longest: int) -> tuple[int, ...]:
-        """Return the longest row, and the longest that is read by a backward pass."""
-        if self.long_tokens is None or longest <= self.long_tokens:
-            return (longest,)
-        return (self.long_tokens, longest)
-
-    @property
-    def traced_layers(self) -> int:
-        """Without activations kept, the third layer is the first that begins with what all further ones begin with."""
-        return 3

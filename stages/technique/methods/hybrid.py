@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from data_contracts.config import Saving
-from stages.technique.base import Order, Technique
+from stages.technique.base import Order, ProbingLongRows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stages.technique.step import States
 
 
-class Hybrid(Technique):
+class Hybrid(ProbingLongRows):
     """Train packed layers one at a time, with a zeroth-order term."""
 
     learning_rate: ClassVar[float] = 1e-5
@@ -40,11 +40,6 @@ class Hybrid(Technique):
     order: Order = Field("random", description="Of the layers in a cycle; random draws a new one each time.")
     share: float = Field(1e-3, ge=0, le=1, description="The zeroth-order step's rate over Adam's (α).")
     epsilon: float = Field(1e-3, gt=0, le=1, description="How far weights are moved to read the slope.")
-    long_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="Longer rows are read by forward passes alone; unset reads all rows both ways.",
-    )
 
     def wrap(self, model: PreTrainedModel) -> nn.Module:
         """Return the model with its layers packed and everything frozen."""
@@ -66,17 +61,6 @@ class Hybrid(Technique):
             model, schedule, train, learning_rate, bits=self.bits, share=self.share, epsilon=self.epsilon,
             long_tokens=self.long_tokens,
         )  # fmt: skip
-
-    def traced_lengths(self, longest: int) -> tuple[int, ...]:
-        """Return the longest row, and the longest that is read by a backward pass."""
-        if self.long_tokens is None or longest <= self.long_tokens:
-            return (longest,)
-        return (self.long_tokens, longest)
-
-    @property
-    def traced_layers(self) -> int:
-        """Without activations kept, the third layer is the first that begins with what all further ones begin with."""
-        return 3
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model with every layer whole, as it was held."""

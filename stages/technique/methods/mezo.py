@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from data_contracts.config import Saving
-from stages.technique.base import InPlace
+from stages.technique.base import Probing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stages.technique.step import States
 
 
-class Mezo(InPlace):
+class Mezo(Probing):
     """Train every parameter by the slope of the loss along a random direction."""
 
     learning_rate: ClassVar[float] = 1e-6
@@ -38,8 +38,3 @@ class Mezo(InPlace):
         from stages.technique.gaussian import Gaussian
 
         return Gaussian(model, train, self.epsilon, seed)
-
-    @property
-    def traced_layers(self) -> int:
-        """Without activations kept, the third layer is the first that begins with what all further ones begin with."""
-        return 3

@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from stages.technique.base import InNumbers
+from stages.technique.base import BesideNumbers
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from data_contracts.config import TrainConfig
-    from stages.technique.optimizer import Optimizer
-    from stages.technique.step import States
 
-
-class Peqa(InNumbers):
+class Peqa(BesideNumbers):
     """Train the scales of n-bit layers.
 
     The default learning rate is chosen small beside a scale, which is a weight's size over the numbers it has: about
@@ -38,24 +34,11 @@ class Peqa(InNumbers):
         None, ge=2, le=65536, description="Inputs that share a scale; unset is all of an output's."
     )
 
-    def wrap(self, model: PreTrainedModel) -> nn.Module:
-        """Return the model with its decoder's linear layers held in n bits; their scales alone train."""
-        from stages.model.packed import hold
-        from stages.technique.blocks import layers_of
+    def held(self, layer: nn.Linear) -> nn.Module:
+        """Return the layer with scales that train."""
         from stages.technique.held import TrainedScales
 
-        model.requires_grad_(False)
-        for _, layer in layers_of(model):
-            hold(layer, lambda child: TrainedScales(child, self.bits, self.group_size))
-        return model
-
-    def optimizer(
-        self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
-    ) -> Optimizer:
-        """Return AdamW over the scales."""
-        from stages.technique.held import HeldAdam
-
-        return HeldAdam(model, train, learning_rate, states)
+        return TrainedScales(layer, self.bits, self.group_size)
 
     def trainable_count(self, model: PreTrainedModel) -> int:
         """Return the number of scales of the decoder's linear layers."""

@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from stages.technique.base import InNumbers
+from stages.technique.base import BesideNumbers
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from data_contracts.config import TrainConfig
-    from stages.technique.optimizer import Optimizer
-    from stages.technique.step import States
 
-
-class QaLora(InNumbers):
+class QaLora(BesideNumbers):
     """Train adapters over groups of inputs beside n-bit layers.
 
     The default rank, alpha and learning rate are those of QLoRA, whose settings the paper takes over.
@@ -38,29 +34,12 @@ class QaLora(InNumbers):
     alpha: float = Field(16.0, gt=0, le=65536, description="The update is scaled by alpha / r.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Share of an adapter's inputs dropped in training.")
 
-    def wrap(self, model: PreTrainedModel) -> nn.Module:
-        """Return the model with its decoder's linear layers held in n bits beside adapters, which alone train."""
-        from stages.model.packed import hold
-        from stages.technique.blocks import layers_of
+    def held(self, layer: nn.Linear) -> nn.Module:
+        """Return the layer beside an adapter over groups of its inputs, which alone trains."""
         from stages.technique.held import GroupAdapter
 
-        model.requires_grad_(False)
-
-        def adapter(layer: nn.Linear) -> nn.Module:
-            scaling = self.alpha / self.r
-            return GroupAdapter(layer, self.bits, self.group_size, rank=self.r, scaling=scaling, dropout=self.dropout)
-
-        for _, layer in layers_of(model):
-            hold(layer, adapter)
-        return model
-
-    def optimizer(
-        self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
-    ) -> Optimizer:
-        """Return AdamW over the adapters."""
-        from stages.technique.held import HeldAdam
-
-        return HeldAdam(model, train, learning_rate, states)
+        scaling = self.alpha / self.r
+        return GroupAdapter(layer, self.bits, self.group_size, rank=self.r, scaling=scaling, dropout=self.dropout)
 
     def trainable_count(self, model: PreTrainedModel) -> int:
         """Return the sum over the decoder's linear layers of r (groups + outputs)."""

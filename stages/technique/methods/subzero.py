@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from data_contracts.config import Saving
-from stages.technique.base import InPlace
+from stages.technique.base import Probing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stages.technique.step import States
 
 
-class Subzero(InPlace):
+class Subzero(Probing):
     """Train every parameter by the slope of the loss along directions of random subspaces."""
 
     learning_rate: ClassVar[float] = 1e-6
@@ -42,8 +42,3 @@ class Subzero(InPlace):
         from stages.technique.gaussian import Subspace
 
         return Subspace(model, train, self.epsilon, seed, rank=self.rank, interval=self.interval)
-
-    @property
-    def traced_layers(self) -> int:
-        """Without activations kept, the third layer is the first that begins with what all further ones begin with."""
-        return 3

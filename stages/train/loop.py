@@ -58,11 +58,12 @@ class _Segment:
         self.job, self.group, self.channel, self.first = job, group, channel, group.rank == 0
         plan, train = job.plan, job.train
         self.examples = Examples(Path(job.places.selection), [Path(name) for name in job.places.tokens])
-        self.windows = Windows(self.examples, self.examples.visits(plan, train, job.order_seed), plan)
         batch_tokens = plan.micro_batch * plan.row_tokens
         self.validation = Validation(Path(job.places.validation), train.validation_rows, batch_tokens, plan.loss_chunks)
         self.start = prepare(job, group.device)
         self.model, self.optimizer = self.start.model, self.start.optimizer
+        visits = self.examples.visits(plan, train, job.order_seed, self.start.visited.get(job.selection, 0))
+        self.windows = Windows(self.examples, visits, plan)
         target_tokens = plan.row_tokens if plan.recomputed_blocks else batch_tokens  # it keeps activations
         target = job.places.target
         self.influence = Influence(Path(target), self.model, train, target_tokens) if target else None
@@ -236,6 +237,7 @@ class _Segment:
                 "epsilon": self.job.train.epsilon,
                 "schedule": {**self.schedule.state(), "step": at.step, "steps": at.steps},
                 "validation": at.best,
+                "visited": self.start.visited | {self.job.selection: self.windows.visits.visited(at.step)},
             }
             self.best.write(run_step, self.model, self.optimizer, trainer, first=self.first)
 

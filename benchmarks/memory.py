@@ -89,13 +89,20 @@ def shape_8b(folder: Path) -> ModelPin:
                     longest=131072, tokenizer_digest="0" * 64, files=(entry,))  # fmt: skip
 
 
-def shape_of(method: str, **more: Any) -> Shape:
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"method": "lora", "embeddings": True}, {"method": "badam", "embeddings": True}, {"method": "hift", "layers": 2},
+    {"method": "hybrid", "embeddings": True},
+)  # fmt: skip
+"""Techniques whose settings change what trains at once."""
+
+
+def shape_of(method: str, settings: dict[str, Any] | None = None, **more: Any) -> Shape:
     """Return the shape of the rows measured here."""
     from data_contracts.method import resolve
     from stages.plan.trace import Shape
     from stages.technique.base import Technique
 
-    technique = resolve(Technique, {"method": method}, "technique")
+    technique = resolve(Technique, {"method": method} | (settings or {}), "technique")
     return Shape(technique, more.pop("precision", "float32"), TOKENS, ANSWERS, False, **more)
 
 
@@ -106,6 +113,7 @@ def cases(layers: int) -> list[tuple[Shape, int, int, tuple[int, ...]]]:
 
     some, every = tuple(range(layers // 2)), tuple(range(layers))
     found = [(shape_of(name), MICRO_BATCH, 2, blocks) for name in names(Technique) for blocks in ((), every)]
+    found += [(shape_of(each["method"], each), MICRO_BATCH, 2, blocks) for each in VARIANTS for blocks in ((), every)]
     for name in ("full", "lora"):
         found += [
             (shape_of(name), MICRO_BATCH, 2, some),

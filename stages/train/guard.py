@@ -99,6 +99,7 @@ class Guard:
     Attributes:
         regime: as of the last window.
         scale, ceiling: factor on the rate, and the most that it recovers to.
+        floored: whether even the least factor was found too much; a decay that is due then begins at once.
         wait: calm windows after which the ceiling is doubled.
         calm, alarms: windows in a row without a sign, and with an alarm.
         windows: that the smoothed loss is of, since the weights were last put back.
@@ -113,6 +114,7 @@ class Guard:
     regime: Regime = "stable"
     scale: float = 1.0
     ceiling: float = 1.0
+    floored: bool = False
     wait: int = 0
     calm: int = 0
     alarms: int = 0
@@ -238,6 +240,7 @@ class Guard:
         return None
 
     def _lower(self, ceiling: float) -> None:
+        self.floored = self.floored or ceiling < self.config.least_rate
         self.ceiling = max(self.config.least_rate, ceiling)
         self.wait = 2 * self.wait if self.wait else self.config.wait_windows
 
@@ -245,6 +248,7 @@ class Guard:
         """After a row of windows without a sign: leave the regime by one step, or let the rate recover."""
         if self.ceiling < 1 and self.calm >= self.wait:
             self.ceiling, self.calm = min(1.0, 2 * self.ceiling), self.config.calm_windows
+            self.floored = False
         if self.scale < 1:
             self.regime, self.scale = "recover", min(self.ceiling, self.scale * UP)
         else:
@@ -266,4 +270,5 @@ def handed_on(state: Mapping[str, Any]) -> dict[str, Any]:
     if not state or state["ceiling"] == 1:
         return {}
     ceiling, wait = state["ceiling"], state["wait"]
-    return {"regime": "recover", "scale": ceiling, "ceiling": ceiling, "wait": wait}
+    still = {"floored": True} if state.get("floored") else {}
+    return {"regime": "recover", "scale": ceiling, "ceiling": ceiling, "wait": wait} | still

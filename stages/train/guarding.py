@@ -18,6 +18,7 @@ from stages.technique.optimizer import Optimizer
 from stages.technique.step import StepResult
 from stages.train.guard import Guard, Limits, Seen
 from stages.train.position import Position
+from stages.train.schedule import Schedule
 from stages.train.snapshot import Snapshots
 from stages.train.validate import ratio_estimate
 from stages.workers.group import Group
@@ -58,6 +59,14 @@ class Guarding:
     def limits(self) -> Limits:
         """Return what holds for the next step."""
         return self.guard.limits() if self.guard else self._plain
+
+    def sooner(self, schedule: Schedule) -> Schedule:
+        """Return the schedule, with a decay that is due begun at once where even the least factor on the rate is too
+        much: it falls from there to the segment's end."""
+        at, due = self._at, schedule.decay_from
+        if self.guard is None or not self.guard.floored or due is None or due <= at.step:
+            return schedule
+        return schedule.annealing(at.step, at.steps, 1.0)
 
     def bounds(self) -> Bounds | None:
         """Return the bounds of the next step, which measure it."""

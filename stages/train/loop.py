@@ -92,6 +92,7 @@ class _Segment:
         self.schedule, self.noise = Schedule.of(self.at.schedule), NoiseScale.of(self.at.noise)
         self.due = due_steps(self.planned, train.evaluations)
         self.guarding = Guarding(train, self.at, self.snapshots, self.start.run_step)
+        self.schedule = self.guarding.sooner(self.schedule)
         self.fresh = found is None
 
     def _price(self, step: int) -> FlopModel:
@@ -153,6 +154,7 @@ class _Segment:
         at.score_flops += self.influence.spent(group) if self.influence is not None else 0
         found = losses_by_place(window, mine, result, group)
         guarded = self.guarding.see(result, bounds, found, self.optimizer, group)
+        self.schedule = self.guarding.sooner(self.schedule)
         if at.step < at.steps and self.windows.turns(at.step):
             self.guarding.new_rows()
         if self.first:

@@ -98,6 +98,8 @@ def guard_said(at: Mapping[str, Any]) -> str:
         said.append(f"did not apply step(s) {_first(at['withheld'])}")
     if at["slowest"] < 1:
         said.append(f"had the learning rate down to {at['slowest']:.3g} of what was set")
+    if at["guard"].get("floored"):
+        said.append("found even the least factor on it too much, so that a decay begins as soon as one is due")
     said += [f"went back from step {step} to the state of step {back}" for step, back in at["returned"][:3]]
     if len(at["returned"]) > 3:
         said.append(f"and so {len(at['returned']) - 3} more time(s)")

@@ -56,8 +56,8 @@ class Hift(InPlace):
 
     @property
     def traced_layers(self) -> int:
-        """The lowest group and a layer above it."""
-        return self.layers + 1
+        """The lowest group and two layers that wait."""
+        return self.layers + 2
 
     @property
     def priced_layers(self) -> tuple[int, int]:

@@ -14,6 +14,10 @@ from data_contracts.config import GovernConfig, GuardConfig, TrainConfig
 from stages.model.checkpoint import load_merged
 from stages.train import loop
 from stages.train.guard import Guard, Seen, handed_on
+from stages.train.guarding import Guarding
+from stages.train.position import Position
+from stages.train.schedule import Schedule
+from stages.train.snapshot import Snapshots
 from stages.train.stage import STAGE, TrainSlice
 from tests.local_work import work_for
 from tests.stages.train.small import House
@@ -114,6 +118,25 @@ def test_an_update_that_overshot_is_taken_back_at_once_where_nothing_is_lost_by_
     assert guard.see(Seen(3.0, 0.15, 3.0, 0.02, 6.0)) == 0
     assert (guard.scale, guard.ceiling, guard.regime) == (0.125, 0.125, "recover")
     assert settled(Guard(GuardConfig(), CLIP)).see(Seen(3.0, 0.15, 3.0, 0.02, 6.0)) is None  # it was worse at step 0
+
+
+def test_where_even_the_least_rate_promises_too_much_a_decay_that_is_due_begins_at_once(tmp_path):
+    guard = Guard(GuardConfig(wait_windows=10), CLIP)
+    guard.keep(0)
+    assert guard.see(Seen(3.0, 0.15, 3.0, 0.02, 18.0)) == 0  # six times the loss, of which a quarter is sought
+    assert (guard.scale, guard.ceiling, guard.floored) == (0.1, 0.1, True)
+    assert handed_on(guard.state())["floored"]
+    planned, stable = Schedule(1.0, 4, "linear").annealing(0, 20, 0.3), Schedule(1.0, 4, "linear")
+    snapshots = Snapshots(tmp_path, "digest")
+    guarding = Guarding(TrainConfig(), Position(20, {}, step=3, guard=guard.state()), snapshots, 0)
+    sooner = guarding.sooner(planned)
+    assert (sooner.decay_from, sooner.decay_steps) == (3, 17)
+    assert guarding.sooner(sooner) is sooner
+    assert guarding.sooner(stable) is stable  # a segment that keeps its rate keeps it
+    assert Guarding(TrainConfig(), Position(20, {}, step=3), snapshots, 0).sooner(planned) is planned
+    for _ in range(12):
+        guard.see(Seen(3.0, 0.15, 3.0, 1e-3, 0.1))
+    assert (guard.ceiling, guard.floored) == (0.2, False)
 
 
 def test_below_a_nat_it_is_a_nat_that_must_not_be_promised():

@@ -24,7 +24,8 @@ a pilot of 50 steps on one seed had shown where rates lie, before any cell of th
 A first table (seeds 0 and 1) had adapters and blocks fall short, and its reason was looked for on seed 0's validation
 loss: full fine-tuning itself recovers 0.84 where the embeddings stay, and `lora` all of it where they train too. So an
 arm whose technique leaves the embeddings out by default stands beside one that trains them (`_embeddings`); both are
-held to the same share. Of `hift` groups of two layers stand beside those of one, which have a sixth of the steps. The
+held to the same share. Of `hift` and `badam` groups of two layers stand beside those of one, which have a sixth of the
+steps (`badam`'s after its first cells). The
 hybrid's slope moved the layer at hand, at 0.001 of Adam's rate, and nothing was seen of it, nor at 1; it was then given
 what lies outside the layers, at 3 times (the best of 1, 3 and 10 on seed 0). After its first cells `qa_lora` was given
 groups of 8 inputs too: over groups of 32 an adapter has two inputs, and so two ranks, in a model 64 wide (in one of
@@ -123,6 +124,7 @@ ARMS = {
     # samples of 4,096 numbers a matrix outweigh the default share of a model of this size
     "badam": Arm("blocks", {"method": "badam", "block_steps": STAY}),
     "badam_embeddings": Arm("blocks", {"method": "badam", "block_steps": STAY_OF_SIX, "embeddings": True}),
+    "badam_pairs": Arm("blocks", {"method": "badam", "block_steps": 12, "embeddings": True, "layers": 2}),
     "hift": Arm("blocks", {"method": "hift"}),
     "hift_pairs": Arm("blocks", {"method": "hift", "layers": 2}),
     "lisa": Arm("blocks", {"method": "lisa", "block_steps": STAY}),

@@ -41,6 +41,7 @@ class Badam(InPlace):
 
     block_steps: int = Field(50, ge=1, le=100_000, description="Optimizer steps that a layer trains at a time (K).")
     order: Order = Field("random", description="Of the layers in a cycle; random draws a new one each time.")
+    layers: int = Field(1, ge=1, le=1000, description="Neighbouring decoder layers of a block.")
     embeddings: bool = Field(
         False, description="Let the embeddings take a turn too, and the last norm with a head that has its own weight."
     )
@@ -69,4 +70,14 @@ class Badam(InPlace):
     def _blocks(self, model: nn.Module) -> list[Block]:
         from stages.technique.blocks import all_blocks, layer_blocks
 
-        return all_blocks(model) if self.embeddings else layer_blocks(model)
+        return (all_blocks if self.embeddings else layer_blocks)(model, self.layers)
+
+    @property
+    def traced_layers(self) -> int:
+        """The lowest block and two layers that wait."""
+        return self.layers + 2
+
+    @property
+    def priced_layers(self) -> tuple[int, int]:
+        """One whole block, and two."""
+        return (self.layers, 2 * self.layers)

@@ -15,7 +15,6 @@ from stages.select.quota import Quota
 from stages.select.repetition import Repetition, lengths_of, tokens_of_visits
 from stages.select.selector import Candidates, Choice
 
-
 ROUNDED = 1e-6
 """Tokens are whole; what is less than this is rounding."""
 

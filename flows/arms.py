@@ -2,7 +2,8 @@
 
 Words tell for nothing whether an arm that reads text takes rows of the target's kind: where it surely does, it is used;
 where it surely does not, it is left out. So is an arm whose choosing would take too much of what may be spent, or whose
-probe would tell nothing. Between those left a race decides (`race`).
+probe would tell nothing. Between those left a race decides (`race`), and where there is no room for one what is
+likelier.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from data_contracts.config import ArmConfig, AutoConfig, Config, ScoreConfig, SelectConfig
 from data_contracts.cost import Frozen
 from data_contracts.records import Decision, Likeness, Plan
-from stages.governor.payback import WORTH_CHOOSING, budget_fraction, has_core, moves_enough
+from stages.governor.payback import WORTH_CHOOSING, WORTH_MOVING, budget_fraction, has_core, moves_enough
 
 MOST_OF_THE_POOL = 0.9
 """An arm that takes more of the pool does not choose."""
@@ -69,9 +70,18 @@ def contest(
         best = max(sure, key=lambda arm: told[arm.name].moved)
         out.pop(best.name, None)
         return Contest((best,), 0.0, "the rows it takes are surely of the target's kind", out)
+    likely = [arm for arm in others if _likely(told.get(arm.name)) and chooses([first, arm], plan, limit)]
+    if likely and not probe:
+        best = max(likely, key=lambda arm: told[arm.name].moved)
+        return Contest((best,), 0.0, "the rows it takes are likely of the target's kind, and nothing can be tried", out)
     if not probe:
         return Contest((first,), 0.0, _untold(standing, plan, limit, auto, least), out)
     return Contest(tuple(standing), probe, "", out)
+
+
+def _likely(likeness: Likeness | None) -> bool:
+    """Return whether a choice is more likely than not to move enough."""
+    return likeness is not None and likeness.moved > WORTH_MOVING
 
 
 def _of_the_kind(arm: ArmConfig, likeness: Likeness | None) -> ArmConfig:

@@ -233,6 +233,13 @@ def test_where_words_are_not_sure_or_tell_nothing_a_race_decides():
         assert ([arm.name for arm in held.arms], held.probe_flops) == (["random", "bm25"], 25.0)
 
 
+@pytest.mark.parametrize(("moved", "used"), [(0.3, "bm25"), (0.19, "random")])
+def test_where_words_are_not_sure_and_nothing_can_be_tried_what_is_likelier_is_used(moved, used):
+    auto = AutoConfig(arms=("random", "bm25"), probe_share=0.05)
+    held = contest(auto.arms, plan_of(1000), 500.0, auto, 1e9, {"bm25": like(0.1 + moved, 0.1, 0.1, 0.5)})
+    assert ([arm.name for arm in held.arms], held.probe_flops) == ([used], 0.0)
+
+
 def test_a_dear_arm_that_can_be_tried_is_raced_against_a_sure_one():
     auto = AutoConfig(arms=("random", "bm25", "cascade"), probe_share=0.01)
     told = {"bm25": like(0.9, 0.1, 0.6, 0.9)}

@@ -60,13 +60,16 @@ class PlanStage(Stage[PlanSlice]):
         return {"base": inputs.one("base").ref.digest, "device": device_kind()}
 
     def check(self, config: PlanSlice) -> None:
-        """Refuse, beside unknown settings, influence read in training with a technique that cannot give it."""
+        """Refuse, beside unknown settings, what reads gradients in training with a technique that has none to give."""
         from stages.technique.base import Technique, refuse_influence
+        from stages.technique.batch_selector import refuse_batch_selector
 
         super().check(config)
-        if config.train.influence:
-            for family, settings, where in self.chosen(config):
-                refuse_influence(cast(Technique, resolve(family, settings, where)))
+        for family, settings, where in self.chosen(config):
+            technique = cast(Technique, resolve(family, settings, where))
+            if config.train.influence:
+                refuse_influence(technique)
+            refuse_batch_selector(config.train, technique)
 
     def run(self, config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
         """Write the plan."""

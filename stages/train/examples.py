@@ -69,9 +69,9 @@ class Examples:
             "pass the tokens that the selection was made from (target_tokens too where it takes target rows)",
         ) from missing
 
-    def visits(self, plan: Plan, train: TrainConfig, seed: int) -> Visits:
-        """Return the stream in which a segment visits them."""
-        return visits_of(self.repeats, plan, train, seed, self.phases)
+    def visits(self, plan: Plan, train: TrainConfig, seed: int, start: int = 0) -> Visits:
+        """Return the stream in which a segment visits them, behind the `start` visits of those before it."""
+        return visits_of(self.repeats, plan, train, seed, self.phases, start)
 
     def row(self, index: int) -> Row:
         """Return row `index` with its weight."""

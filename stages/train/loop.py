@@ -60,12 +60,13 @@ class _Segment:
         self.job, self.group, self.channel, self.first = job, group, channel, group.rank == 0
         plan, train = job.plan, job.train
         self.examples = Examples(Path(job.places.selection), [Path(name) for name in job.places.tokens])
-        selector = batch_selector_of(train)
-        self.windows = Windows(self.examples, self.examples.visits(plan, train, job.order_seed), plan, selector)
         batch_tokens = plan.micro_batch * plan.row_tokens
         self.validation = Validation(Path(job.places.validation), train.validation_rows, batch_tokens, plan.loss_chunks)
         self.start = prepare(job, group.device)
         self.model, self.optimizer = self.start.model, self.start.optimizer
+        visits = self.examples.visits(plan, train, job.order_seed, self.start.visited.get(job.selection, 0))
+        selector = batch_selector_of(train)
+        self.windows = Windows(self.examples, visits, plan, selector)
         self.choosing = None if selector is None else Choosing(selector, self.model, self.examples, train)
         target_tokens = plan.row_tokens if plan.recomputed_blocks else batch_tokens  # it keeps activations
         how = self.choosing.directed if self.choosing is not None and not train.influence else {}
@@ -257,6 +258,7 @@ class _Segment:
                 "epsilon": self.job.train.epsilon,
                 "schedule": {**self.schedule.state(), "step": at.step, "steps": at.steps},
                 "validation": at.best,
+                "visited": self.start.visited | {self.job.selection: self.windows.visits.visited(at.step)},
             }
             self.best.write(run_step, self.model, self.optimizer, trainer, first=self.first)
 

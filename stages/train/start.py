@@ -39,6 +39,8 @@ class Start:
     schedule: Schedule
     run_step: int
     run_tokens: int
+    visited: dict[str, int]
+    """Visits of each selection's stream that the weights have behind them, by its digest."""
     validation: dict[str, Any] | None
     """The evaluation of the checkpoint started from: step, loss, se."""
     guard: dict[str, Any]
@@ -96,7 +98,8 @@ def prepare(job: Job, device: str) -> Start:
     schedule = Schedule(peak, job.train.warmup_steps, job.train.decay)
     guard = trainer.get("guard", {}) if job.train.guard else {}
     tokens, validation = int(trainer.get("tokens", 0)), trainer.get("validation")
-    return Start(model, optimizer, settings, schedule, step, tokens, validation, guard)
+    visited = dict(trainer.get("visited", {}))
+    return Start(model, optimizer, settings, schedule, step, tokens, visited, validation, guard)
 
 
 def _refuse_sharding(job: Job, technique: Technique) -> None:

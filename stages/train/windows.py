@@ -116,8 +116,8 @@ class Windows:
         return self.visits.steps
 
     def epoch(self, step: int) -> float:
-        """Return passes over the selection after `step` steps."""
-        return min(step * self.visits.width, self.visits.total) / self.visits.epoch_visits
+        """Return passes over the selection after `step` steps, those of the segments before among them."""
+        return self.visits.visited(step) / self.visits.epoch_visits
 
 
 def due_steps(steps: int, evaluations: int) -> frozenset[int]:

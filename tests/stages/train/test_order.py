@@ -36,6 +36,17 @@ def test_windows_can_be_asked_for_in_any_order(repeats, epochs, window):
         forwards[forwards.steps]
 
 
+@given(REPEATS, st.integers(1, 12), st.lists(st.floats(0.1, 1.5), min_size=2, max_size=4))
+def test_segments_one_after_the_other_are_one_stream(repeats, window, lengths):
+    stream: list[int] = []
+    for epochs in lengths:
+        part = Visits(repeats, epochs, window, 3, start=len(stream))
+        stream += [row for step in range(part.steps) for row in part[step].tolist()]
+        assert part.visited(part.steps) == len(stream)
+    whole = Visits(repeats, len(stream) / int(repeats.sum()), window, 3)
+    assert stream == [row for step in range(whole.steps) for row in whole[step].tolist()]
+
+
 PHASED = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), min_size=1, max_size=30)
 
 

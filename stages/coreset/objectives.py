@@ -180,7 +180,7 @@ class Alignment:
     """Worth of each row less half of `trade` times the likeness of all pairs taken, each row to itself among them.
 
     With gradients' products for both, what a step along their sum takes off a loss, to second order (GREATS, Wang et
-    al. 2024, section 4). Its gains are kept, so that greedy is exact where likeness is negative too.
+    al. 2024, section 4). Where likeness is negative it is not submodular: choose by `kept_greedy`.
     """
 
     def __init__(self, worth_n: np.ndarray, likeness_nn: np.ndarray, trade: float) -> None:

@@ -106,8 +106,8 @@ class _Segment:
         """Return the operations of step `step` that are not training's, at the most."""
         if self.choosing is None or self.meter is None:
             return 0
-        made = self.influence is not None and self.influence.due(step, False)
-        return self.choosing.flops(self.windows, step) + (self.influence.flops(self.meter) if made else 0)
+        looks, influence = self.choosing.flops(self.windows, step), self.influence
+        return looks + (influence.flops(self.meter) if influence is not None and influence.due(step, False) else 0)
 
     def _plan_steps(self) -> int:
         """Return how many steps the segment makes: those of its epochs, or fewer where its FLOPs end before."""

@@ -4,8 +4,8 @@ A row's features are the gradient of the last decoder layer's value projection, 
 m = β₁ m₀ + (1 − β₁) g, v = β₂ v₀ + (1 − β₂) g², u = m̂ / (√v̂ + ε), with the optimizer's own moments for m₀ and v₀. Rows
 of a source are compared by L1 distance on the numbers where its mean u is largest (`stages.coreset.medoids`, as for a
 whole pool). The published code estimates g from two forward passes along one random direction, the same for all rows:
-they differ by one number before Adam's history is mixed in. Here it is the gradient itself, by a backward pass that ends
-at that layer, below which no activations are kept. Source: Nguyen et al. 2025 (arXiv 2407.19580), algorithm 1.
+they differ by one number before Adam's history is mixed in. Here it is the gradient itself, by a backward pass that
+ends at that layer, below which no activations are kept. Source: Nguyen et al. 2025 (arXiv 2407.19580), algorithm 1.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
-from stages.coreset.greedy import lazy_greedy
+from stages.coreset.greedy import kept_greedy
 from stages.coreset.objectives import Alignment
 from stages.technique.batch_selector import BatchSelector, Picked
 
@@ -80,6 +80,6 @@ class Greats(BatchSelector):
         sketch_nK = number_nK[:, 1:].astype(np.float64)
         worth_n = number_nK[:, 0].astype(np.float64)
         objective = Alignment(worth_n, sketch_nK @ sketch_nK.T, self.curvature / count)
-        rows, gains = lazy_greedy(objective, count)
+        rows, gains = kept_greedy(objective, count)
         order = np.argsort(rows)
         return Picked(rows[order], np.ones(len(rows)), gains[order])

@@ -3,9 +3,9 @@
 Planted pools (`benchmarks.cells`): a fifth are other rows of the five tasks whose rows make target, validation and
 holdout, the rest rows of other categories, arithmetic and web text. Every arm has the same rows in the same order,
 rate, warm-up and decay, windows of 16 rows, and a limit on all that its segment spends: looking at candidates,
-directions, training and validation. Arms: `greats` (two candidates a row), the same with `curvature: 0`, `colm`. Each is
-held against plain training that is given what the arm really spent. Told are the holdout's losses an answer token, the
-steps made, what share of the FLOPs choosing took, and what share of the rows trained on was of the target's kind.
+directions, training and validation. Arms: `greats` (two candidates a row), the same with `curvature: 0`, `colm`. Each
+is held against plain training that is given what the arm really spent. Told are the holdout's losses an answer token,
+the steps made, what share of the FLOPs choosing took, and what share of the rows trained on was of the target's kind.
 
 Stated before it was run: one rate (3e-3), the FLOPs of 60 plain windows (20 with `--quick`), three categories drawn by
 a fixed seed, one seed each; the defaults of the selectors.

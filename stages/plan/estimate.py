@@ -264,7 +264,7 @@ class Estimator:
     def _shallow(self, shape: Shape) -> bool:
         if self._alike is None:
             self._alike = _layers_alike(self.pin)
-        return self._alike and self.pin.layers > self._depth(shape) + 1
+        return self._alike and shape.technique.whole and self.pin.layers > self._depth(shape) + 1
 
     @staticmethod
     def _depth(shape: Shape) -> int:

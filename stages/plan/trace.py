@@ -77,7 +77,8 @@ def trace_step(
     model = fake_model(pin, shape.technique, shape.precision, layers=layers, device=device, mode=mode,
                        recomputed=recomputed)  # fmt: skip
     batch = _fake_batch(shape, rows, device, mode)
-    watch, blocks = StorageWatch(device), blocks_of(model)
+    whole = shape.technique.whole
+    watch, blocks = StorageWatch(device, whole=whole), blocks_of(model) if whole else []
     with pretended(shape.shards, device) as mesh, mode, plain_positions():
         if mesh is not None:
             shard(model, blocks, mesh)

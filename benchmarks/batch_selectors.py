@@ -32,6 +32,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "greats, curvature 0": {"method": "greats", "curvature": 0.0},
     "colm": {"method": "colm"},
 }
+Cell = dict[str, Any]
 RATE, WINDOW, MICRO, LONGEST, SHARE = 3e-3, 16, 4, 256, 0.2
 SIZES = {"pool": 2500, "target": 40, "validation": 60, "holdout": 200}
 SPLITS = ("pool", "target", "validation", "holdout")
@@ -52,9 +53,7 @@ def rows_of(data: Path, folder: Path, category: str, seed: int) -> tuple[Rows, f
     return ingested(folder / "rows", model, splits, LONGEST, source_field="task"), own
 
 
-def cell(
-    folder: Path, rows: Rows, own: frozenset[str], arm: str, seed: int, windows: int, flops: int | None
-) -> dict[str, Any]:
+def cell(folder: Path, rows: Rows, own: frozenset[str], arm: str, seed: int, windows: int, flops: int | None) -> Cell:
     """Train one arm; without `flops` as many plain windows."""
     import torch
 
@@ -89,7 +88,7 @@ def cell(
 def main() -> None:
     """Train all cells; the last line is one of JSON."""
     given = Options(__doc__, "one category, 20 windows; under a minute").read()
-    windows, found = 20 if given.quick else 60, list[dict[str, Any]]()
+    windows, found = 20 if given.quick else 60, list[tuple[str, Cell, Cell]]()
     categories = draw_categories(read_tasks(given.data), 3)[: 1 if given.quick else 3]
     with tempfile.TemporaryDirectory() as name:
         for seed, category in enumerate(categories):

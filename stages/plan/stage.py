@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 
 from data_contracts.config import BudgetConfig, PlanConfig, TrainConfig
 from data_contracts.cost import Frozen
-from data_contracts.method import Method, resolve
+from data_contracts.method import Method, name_in, resolve
 from data_contracts.records import Summary
 from stages.stage import Inputs, Stage, Takes, Work
 
@@ -48,6 +48,14 @@ class PlanStage(Stage[PlanSlice]):
 
         techniques = config.plan.techniques
         return [(Technique, settings, f"plan.techniques[{number}]") for number, settings in enumerate(techniques)]
+
+    def methods(self, config: PlanSlice) -> Iterable[tuple[type[Method], str]]:
+        """Add the batch selector: what a look holds and takes is part of a plan."""
+        from stages.technique.batch_selector import BatchSelector
+
+        picks = config.train.batch_selector
+        found = [] if picks is None else [(BatchSelector, name_in(picks, "train.batch_selector"))]
+        return [*super().methods(config), *found]
 
     def external(self, config: PlanSlice, root: Path) -> dict[str, Any]:
         """Return the slice without the limits that no plan reads: where a price changes, nothing is planned anew."""

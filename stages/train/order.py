@@ -21,6 +21,7 @@ from data_contracts.errors import ConfigError, InputError
 from data_contracts.records import Plan
 from stages.model.batch import Row
 from stages.model.packing import pack
+from stages.technique.batch_selector import batch_selector_of
 
 
 @dataclass(frozen=True)
@@ -111,16 +112,20 @@ class Visits:
 def visits_of(
     repeats: np.ndarray, plan: Plan, train: TrainConfig, seed: int, phases: np.ndarray | None = None, start: int = 0
 ) -> Visits:
-    """Return a segment's stream: windows of micro-batch x accumulation x ranks visits."""
-    window = plan.micro_batch * plan.accumulation * max(1, plan.workers)
+    """Return a segment's stream: windows of micro-batch x accumulation x ranks visits, times the candidates that a
+    batch selector picks each of them from."""
+    selector = batch_selector_of(train)
+    window = plan.micro_batch * plan.accumulation * max(1, plan.workers) * (selector.candidates if selector else 1)
     return Visits(repeats, train.epochs, window, seed, train.drop_last, phases, start)
 
 
-def refuse_no_step(rows: int, plan: Plan, drop_last: bool) -> None:
+def refuse_no_step(rows: int, plan: Plan, train: TrainConfig) -> None:
     """Raise `ConfigError` with the numbers where `rows` visits an epoch give no step; nothing is loaded before."""
     factors = [plan.micro_batch, plan.accumulation, *([plan.workers] if plan.workers > 1 else [])]
+    if (selector := batch_selector_of(train)) is not None:
+        factors.append(selector.candidates)
     window = math.prod(factors)
-    if drop_last and rows < window:
+    if train.drop_last and rows < window:
         raise ConfigError(
             "training makes at least one optimizer step",
             f"0 steps: {rows} rows < {' x '.join(map(str, factors))} = {window} per step with drop_last",

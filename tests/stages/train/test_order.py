@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_contracts.config import TrainConfig
 from data_contracts.errors import ConfigError
 from stages.train.order import Visits, lay_out, refuse_no_step
 from stages.train.windows import due_steps
@@ -124,9 +125,9 @@ def test_a_layout_holds_every_place_once_and_no_more_rows_than_asked(lengths, mi
 def test_no_step_at_all_is_refused_with_its_numbers():
     plan = plan_of(micro_batch=4, accumulation=8)
     with pytest.raises(ConfigError, match=r"0 steps: 3 rows < 4 x 8 = 32 per step with drop_last"):
-        refuse_no_step(3, plan, drop_last=True)
-    refuse_no_step(3, plan, drop_last=False)
-    refuse_no_step(32, plan, drop_last=True)
+        refuse_no_step(3, plan, TrainConfig(drop_last=True))
+    refuse_no_step(3, plan, TrainConfig(drop_last=False))
+    refuse_no_step(32, plan, TrainConfig(drop_last=True))
 
 
 @given(st.integers(1, 200), st.integers(1, 20))

@@ -13,12 +13,13 @@ from data_contracts.config_file import load
 from data_contracts.errors import ConfigError
 from data_contracts.records import Decision, Likeness, Plan, Weighing
 from data_contracts.store import Store
-from flows.arms import chooses, contest, expected_price, least_probe, left_out, probe_flops, sections
+from flows.arms import chooses, contest, least_probe, left_out, probe_flops, sections
 from flows.calling import call_directly
 from flows.pipeline import trained
 from flows.pipeline_run import PipelineRun
 from flows.race import race
 from flows.workspace import Workspace
+from stages.governor.payback import expected_price
 from tests.flows.small_run import lay_out, plain
 
 pytestmark = pytest.mark.shared

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 from data_contracts.config import TrainConfig
@@ -200,9 +201,10 @@ class Estimator:
 
         if not self._shallow(shape):
             return traced(self.pin.layers, recomputed).rounded()
-        one = traced(1)
-        full = one.deepened(traced(2), self.pin.layers - 1)
-        return (full.plus(one, traced(1, (0,)), len(recomputed)) if recomputed else full).rounded()
+        low, high = shape.technique.priced_layers
+        one = traced(low)
+        full = one.deepened(traced(high), Fraction(self.pin.layers - low, high - low))
+        return (full.plus(one, traced(low, (0,)), len(recomputed)) if recomputed else full).rounded()
 
     def _shallow(self, shape: Shape) -> bool:
         if self._alike is None:

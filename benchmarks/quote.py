@@ -3,8 +3,8 @@
 Each cell is a planted pool (`cells.write_planted`) of 600 rows, a fifth, a tenth or a twentieth of which (by seed) are
 of the target's kind, and one budget, in passes over the pool: one of which a twentieth pays two probes, and one too
 small, where words tell alone. A cell is quoted as `lazytrain quote` does it, then run by `auto` (what the quote is
-about), by chance and by bm25 (three tenths of the pool), each with the same budget; the store's own past quotes are then
-scored. Real rows, a real small model. Constants were settled on seeds 910 to 912.
+about), by chance and by bm25 (three tenths of the pool), each with the same budget; the store's own past quotes are
+then scored. Real rows, a real small model. Constants were settled on seeds 910 to 912.
 
     python -m benchmarks.quote [--quick] [--seeds N ...] [--budgets B ...] [--work FOLDER]
 """

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from data_contracts.arrow import TABLE_FILE, read_table
 from data_contracts.config import ARMS, ArmConfig, AutoConfig, Config
 from data_contracts.cost import Frozen
+from data_contracts.errors import ConfigError
 from data_contracts.method import find, name_in
 from data_contracts.records import Decision, Likeness, Plan, Ref, Result, Weighing
 from flows.arms import contest, least_probe, left_out, of_the_kind, sections, share_of, spendable
@@ -34,6 +35,7 @@ CONFIGURED = "configured"
 def quote(run: PipelineRun) -> Result:
     """Make the calls of a quote and return the stage's result."""
     config, data = run.config, run.call("ingest")
+    arms = ways(config, data.refs["pool_tokens"].rows)
     planned = first_plan(run, data)
     plan = run.read(planned, "plan", Plan)
     shared = {name: data.ref(name) for name in ("base", "pool", "target", "validation")}
@@ -44,7 +46,7 @@ def quote(run: PipelineRun) -> Result:
     made: dict[str, tuple[Ref, ...]] = {}
     if not _room_for_one(config.auto, config, plan, data.refs["pool_tokens"].rows, limit, reading):
         given = {**shared, "plan": planned.ref("plan")}
-        quoted = Quoted(run, plan, limit, likenesses(run, ways(config), plan, limit, given), 0.0)
+        quoted = Quoted(run, arms, plan, limit, likenesses(run, arms, plan, limit, given), 0.0)
     else:
         begun = warmed_up(run, data, planned.ref("plan"))
         checkpoint, curves = begun.ref("checkpoint"), begun.ref("curve")
@@ -58,7 +60,7 @@ def quote(run: PipelineRun) -> Result:
         given = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
         limit = spendable(decision, plan)
         least = least_probe(decision, config.auto.least_steps, config.train.evaluations)
-        quoted = Quoted(run, plan, limit, likenesses(run, ways(config), plan, limit, given), least)
+        quoted = Quoted(run, arms, plan, limit, likenesses(run, arms, plan, limit, given), least)
         tried = [] if decision.stops else _probes(run, quoted, given, reading, target)
         made = {"decision": decided.ref("decision")}
         made["curve"] = curves + tuple(ref for item in tried for ref in item.trained.ref("curve"))
@@ -78,9 +80,9 @@ def quote(run: PipelineRun) -> Result:
     )
 
 
-def ways(config: Config) -> tuple[ArmConfig, ...]:
+def ways(config: Config, pool_rows: int) -> tuple[ArmConfig, ...]:
     """Return the ways of choosing that are quoted, chance first: `auto`'s, or what `score` and `select` describe."""
-    named = config.auto.arms or (configured(config),)
+    named = config.auto.arms or (configured(config, pool_rows),)
     chance = next((arm for arm in named if by_chance(arm)), None)
     if chance is None:
         name = "random" if all(arm.name != "random" for arm in named) else "chance"
@@ -88,16 +90,25 @@ def ways(config: Config) -> tuple[ArmConfig, ...]:
     return (chance, *(arm for arm in named if arm is not chance))
 
 
-def configured(config: Config) -> ArmConfig:
-    """Return what `score` and `select` describe, as a way of choosing."""
+def configured(config: Config, pool_rows: int) -> ArmConfig:
+    """Return what `score` and `select` describe, as a way of choosing.
+
+    Raises `ConfigError` where they choose no row of the pool.
+    """
     score, select = config.score, config.select
+    if select.count == 0:
+        raise ConfigError(
+            "a quote is of rows chosen from the pool",
+            "`select.count` is 0: the target alone is trained on",
+            "set `select.fraction` or `auto: {arms: […]}`",
+        )
     model = "model" in find(Scorer, name_in(score.scorer, "score.scorer")).reads
     arm = ArmConfig(
         name=CONFIGURED,
         scorer=score.scorer,
         coverage=score.coverage,
         selector=select.selector,
-        fraction=select.fraction,
+        fraction=select.fraction if select.count is None else min(1.0, select.count / pool_rows),
     )
     return arm.model_copy(update={"passes": 1.0 if model and not by_chance(arm) else 0.0})
 
@@ -112,14 +123,23 @@ class Quoted:
 
     Args:
         run: its configuration says what a run would do.
+        arms: the ways of choosing, chance first.
         plan, limit: what there is to spend.
         told: what words tell of an arm, by its name.
         least: FLOPs of the shortest probe that tells something; 0 where nothing is tried.
     """
 
-    def __init__(self, run: PipelineRun, plan: Plan, limit: float, told: Mapping[str, Likeness], least: float) -> None:
+    def __init__(
+        self,
+        run: PipelineRun,
+        arms: tuple[ArmConfig, ...],
+        plan: Plan,
+        limit: float,
+        told: Mapping[str, Likeness],
+        least: float,
+    ) -> None:
         self.config, self.plan, self.limit, self.told = run.config, plan, limit, dict(told)
-        self.arms = ways(run.config)
+        self.arms = arms
         auto, named = run.config.auto, run.config.auto.arms
         held = contest(named, plan, limit, auto, least, told) if named else None
         self.races = held is not None and len(held.arms) > 1

@@ -36,6 +36,8 @@ OF_THE_KIND, NOT_OF_THE_KIND = (27, 36), (8, 18)
 to 302)."""
 _KEPT_I = KEPT * np.exp(DOUBT * ndtri((np.arange(199) + 0.5) / 199))
 """Equally likely values of k."""
+SAME = 1e-9
+"""Relative error below which a number is exact."""
 _SIDE = _NORMAL.inv_cdf(0.95)
 """Half the interval of a likeness, in standard deviations: it is one of 90 %."""
 
@@ -82,17 +84,16 @@ class Law:
 
 def _mixed(points_I: np.ndarray, deviation: float) -> Span:
     """Return the median and the interval of equally likely points, each with a normal error of `deviation`."""
+    if deviation <= SAME * float(np.abs(points_I).max()):
+        low, expected, high = np.quantile(points_I, [TAIL, 0.5, 1 - TAIL])
+        return Span(expected=float(expected), low=float(low), high=float(high))
     ends = (float(points_I.min()) - 4 * deviation, float(points_I.max()) + 4 * deviation)
-    if ends[0] == ends[1]:
-        return Span(expected=ends[0], low=ends[0], high=ends[0])
-    if deviation == 0:
-        low, expected, high = (float(np.quantile(points_I, q)) for q in (TAIL, 0.5, 1 - TAIL))
-        return Span(expected=expected, low=low, high=high)
 
     def at(share: float) -> float:
         return float(brentq(lambda value: float(ndtr((value - points_I) / deviation).mean()) - share, *ends))
 
-    return Span(expected=at(0.5), low=at(TAIL), high=at(1 - TAIL))
+    low, expected, high = sorted(at(share) for share in (TAIL, 0.5, 1 - TAIL))
+    return Span(expected=expected, low=low, high=high)
 
 
 def by_probes(probability: float, resamples: int) -> Span:

@@ -8,6 +8,7 @@ import pytest
 
 from data_contracts.config import ArmConfig
 from data_contracts.config_file import load
+from data_contracts.errors import ConfigError
 from data_contracts.quotes import HOURS_FILE, Hours, Quote
 from data_contracts.store import Store
 from flows.calling import call_directly
@@ -136,10 +137,14 @@ def test_a_budget_without_room_for_probes_is_answered_from_plan_and_words_and_no
 
 def test_without_ways_to_race_chance_and_what_is_configured_are_quoted(tmp_path, shared):
     config = load(lay_out(tmp_path, shared))
-    chance, mine = ways(config)
+    chance, mine = ways(config, 40)
     assert (chance.name, mine.name, mine.passes) == ("random", "configured", 1.0)  # influence reads the model
     assert mine.fraction == 0.4
-    only = ways(
-        config.model_copy(update={"auto": config.auto.model_copy(update={"arms": (ArmConfig(name="random"),)})})
-    )
+    alone = config.select.model_copy(update={"fraction": None, "count": 0, "include_target": True})
+    with pytest.raises(ConfigError, match="the target alone is trained on"):
+        ways(config.model_copy(update={"select": alone}), 40)
+    few = config.select.model_copy(update={"fraction": None, "count": 10})
+    assert ways(config.model_copy(update={"select": few}), 40)[1].fraction == 0.25
+    odd = config.auto.model_copy(update={"arms": (ArmConfig(name="random"),)})
+    only = ways(config.model_copy(update={"auto": odd}), 40)
     assert [arm.name for arm in only] == ["chance", "random"]  # that arm has a name of chance and is none

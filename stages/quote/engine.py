@@ -94,7 +94,7 @@ class Quoting:
         x are FLOPs of training since the run's start, and a step.
         """
         curves = [evaluations(item.table()) for item in self.inputs.all("curve")]
-        if self.decision is None or not curves:
+        if self.decision is None or not curves or not len(curves[0][0]):
             return 0.0, 0.0, 0.0
         step = float(self.decision.numbers.get("step_flops") or 1)
         warm_P, _ = curves[0]
@@ -235,8 +235,11 @@ class Quoting:
             )
         elif self.weighing is None:
             found.append("what any loss will be: no probe fits the quote's share of the budget")
+        failed = self.weighing.failed if self.weighing else ()
         for offer in offers:
-            if offer.basis == "nothing" and not offer.chance:
+            if offer.arm in failed:
+                found.append(f"what {offer.arm} would reach: its probe's loss was not finite")
+            elif offer.basis == "nothing" and not offer.chance:
                 found.append(f"whether {offer.arm} beats chance: it was not probed, and words tell nothing of it")
             elif offer.basis == "words" and self.weighing is not None:
                 found.append(f"what {offer.arm} would reach: it was not probed")

@@ -6,12 +6,13 @@ and short trainings ("probes") that were weighed against each other. Trains noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from data_contracts.config import AutoConfig, BudgetConfig, GovernConfig, ScoreConfig, SelectConfig
 from data_contracts.cost import Frozen
+from data_contracts.method import Method
 from data_contracts.records import Summary
 from stages.stage import Inputs, Stage, Takes, Work
 
@@ -42,6 +43,12 @@ class QuoteStage(Stage[QuoteSlice]):
         "holdout_tokens": Takes("tokens", optional=True),
     }
     gives: ClassVar[Mapping[str, str]] = {"quote": "quote"}
+
+    def chosen(self, config: QuoteSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
+        """Return the configured policy: it says from where on a run is ended."""
+        from stages.governor.policy import Policy
+
+        return [(Policy, config.govern.policy, "govern.policy")]
 
     def external(self, config: QuoteSlice, root: Path) -> dict[str, Any]:
         """Return the slice without the price: money is asked when a quote is shown."""

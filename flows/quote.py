@@ -146,7 +146,7 @@ class Quoted:
         self.probe = int(max(auto.probe_share * limit, least))
         self.standing = tuple(
             arm
-            for arm in (of_the_kind(arm, plan, limit, told.get(arm.name)) for arm in self.arms)
+            for arm in (of_the_kind(arm, told.get(arm.name)) for arm in self.arms)
             if by_chance(arm) or not left_out(arm, plan, limit, auto, least, told.get(arm.name))
         )
         self.follows = self.arms[-1]
@@ -162,7 +162,7 @@ class Quoted:
 
     def settings(self) -> dict[str, Frozen]:
         """Return the sections that the stage reads: every arm with its share of the pool, and the one a run takes."""
-        chance, *others = (of_the_kind(arm, self.plan, self.limit, self.told.get(arm.name)) for arm in self.arms)
+        chance, *others = (of_the_kind(arm, self.told.get(arm.name)) for arm in self.arms)
         told = {name: place for place, name in enumerate(self.told)}
         in_order = (chance, *sorted(others, key=lambda arm: told.get(arm.name, len(told))))
         arms = tuple(

@@ -16,7 +16,17 @@ from data_contracts.config import ArmConfig, Config, SelectConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.errors import BudgetError, ConfigError, InputError, MethodError
 from data_contracts.records import Decision, Likeness, Plan, Ref, Result, Weighing
-from flows.arms import PROBE_VISITS, chooses, contest, least_probe, said, sections, share_of, spendable
+from flows.arms import (
+    PROBE_VISITS,
+    chooses,
+    contest,
+    first_share,
+    least_probe,
+    said,
+    sections,
+    share_of,
+    spendable,
+)
 from flows.mixing import mixed
 from stages.governor.payback import expected_price
 
@@ -158,7 +168,7 @@ def likenesses(
     for arm in arms[1:]:
         if arm.passes or not chooses([arms[0], arm], plan, limit):
             continue
-        settings = sections(run.config, arm, share_of(arm, plan, limit))
+        settings = sections(run.config, arm, first_share(arm, plan, limit))
         try:
             *_, selected = _choose(run, f"like-{arm.name}", settings, shared, shared["validation"])
         except CANNOT_WORK as error:
@@ -193,7 +203,7 @@ def tried_arm(
     """Choose as the arm does, from a sample where it is dear, and train on it for `probe` FLOPs, whatever comes."""
     auto, config, name = run.config.auto, run.config, f"race-{arm.name}"
     part = auto.sample if arm.passes else 1.0
-    settings = sections(config, arm, share_of(arm, plan, limit) * part, auto.sample if arm.passes else None)
+    settings = sections(config, arm, first_share(arm, plan, limit) * part, auto.sample if arm.passes else None)
     *_, selected = _choose(run, name, settings, shared)
     trained = run.call_for(
         name,

@@ -11,10 +11,11 @@ Planted curves (`planted.py`) have an exact hindsight. The policies' constants w
 of other seeds (`--develop` prints them again) and are frozen in `FROZEN`; FLOPs among them are shares of a budget. The
 rungs and medians of `asha` and `median_stop` come from 16 further curves of the same shape and noise, run to the end.
 
-`--real` judges the same frozen constants, and each policy's own defaults, on the runs of `real_curves.csv`, which no
-choice was made on (`recorded.py`). Their intervals take runs of one model on one kind of rows as one.
+`--real` judges the same frozen constants on the runs of `real_curves.csv`, which no choice was made on (`recorded.py`),
+with all 36 evaluations or `--evaluations` of them. Intervals take runs of one model on one kind of rows as one; `ends`
+is the least and the largest share of the budget at which runs of a group ended.
 
-    python -m benchmarks.governor [--quick] [--develop] [--real]
+    python -m benchmarks.governor [--quick] [--develop] [--real [--evaluations N]]
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.planted import NOISES, SHAPES, STEPS, UNIT, Outcome, Planted, govern, run
+from benchmarks.real_curves import EVALUATIONS
 from benchmarks.recorded import GROUPS, Recorded, others
 from data_contracts.method import resolve
 from stages.governor.policy import Policy
@@ -134,6 +136,7 @@ def figures_of(found: Found, usual: Found) -> dict[str, Any]:
                 "nats": round(float(np.mean([o.nats for _, o in outcomes])), 4),
                 "flops": round(float(np.mean([o.flops for _, o in outcomes])), 3),
                 "worst_nats": round(max(o.nats for _, o in outcomes), 4),
+                "ends": [round(f(o.spent for _, o in outcomes), 3) for f in (min, max)],
             }
             for group, outcomes in found.items()
         },
@@ -157,15 +160,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="5 curves a shape and noise instead of 20")
     parser.add_argument("--develop", action="store_true", help="choose the constants again, on the development curves")
     parser.add_argument("--real", action="store_true", help="judge on the recorded curves")
+    parser.add_argument("--evaluations", type=int, choices=(4, 6, 9, 12, 18, 36), default=EVALUATIONS)
     options = parser.parse_args()
     console = Console(width=150)
     if options.develop:
         develop(12, lambda line: console.print(line, highlight=False, soft_wrap=True))
         return
-    curves, seeds = Recorded.all() if options.real else (), 5 if options.quick else 20
-    arms = {name: (name, settings) for name, settings in FROZEN.items()}
-    if options.real:
-        arms |= {f"{name}, defaults": (name, {}) for name in ("marginal_gain", "gain_left", "patience")}
+    curves = Recorded.all(EVALUATIONS // options.evaluations) if options.real else ()
+    seeds = 5 if options.quick else 20
 
     def judged(name: str, settings: dict[str, Any]) -> Found:
         return judge_real(name, settings, curves) if options.real else judge(name, settings, JUDGE, seeds)
@@ -174,15 +176,15 @@ def main() -> None:
     groups = {group: len(outcomes) for group, outcomes in usual.items()}
     report: dict[str, Any] = {"benchmark": "governor", "real": options.real, "curves": sum(groups.values())}
     report |= {"groups": groups, "policies": {}}
-    table = Table("nats, FLOPs", *(f"{group} ({count})" for group, count in groups.items()), "priced", "median", "worst",
-                  "less than patience")  # fmt: skip
-    for arm, (name, settings) in arms.items():
-        report["policies"][arm] = told = figures_of(judged(name, settings), usual)
+    named = (f"{group} ({count})" for group, count in groups.items())
+    table = Table("nats, FLOPs", *named, "priced", "median", "worst", "less than patience")
+    for name, settings in FROZEN.items():
+        report["policies"][name] = told = figures_of(judged(name, settings), usual)
         cells = [f"{told[group]['nats']:.4f}, {told[group]['flops']:+.2f}" for group in groups]
         less = told["less_than_patience"]
         span = f"{less[0]:+.4f} [{less[1]:+.4f}, {less[2]:+.4f}]"
         three = (f"{told[key]:.4f}" for key in ("priced", "median_priced", "worst_priced"))
-        table.add_row(arm, *cells, *three, span)
+        table.add_row(name, *cells, *three, span)
     console.print(table)
     print(json.dumps(report))
 

@@ -31,6 +31,8 @@ class Outcome:
     nats: float
     flops: float
     priced: float
+    spent: float
+    """Of the budget: the share at which it ended."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ def run(policy: Policy, planted: Planted) -> Outcome:
     """Let a policy govern a planted curve to its end and return what it lost."""
     kept, spent, _ = govern(policy, planted)
     lowest, priced, at = planted.hindsight()
-    return Outcome(kept - lowest, (spent - at) / STEPS, kept + PRICE * spent / STEPS - priced)
+    share = spent / STEPS
+    return Outcome(kept - lowest, share - at / STEPS, kept + PRICE * share - priced, share)
 
 
 def govern(policy: Policy, planted: Planted) -> tuple[float, int, Seen]:

@@ -1,12 +1,13 @@
 """Records real training curves for `benchmarks.governor --real`: own runs, by the product's own training loop.
 
 Each run is one segment of `train` at a constant rate after warm-up, from a pretrained Llama of 260,032 parameters or a
-random one of 0.4M, on rows of one kind: arithmetic, pieces of web documents, or one category of Super-NaturalInstructions
-whose tasks are divided between the pool and what is held back. The pool is few rows seen over and over, some rows seen
-a few times, or rows seen once. Validation and holdout are other rows of the held-back tasks (documents, problems).
-Every run makes STEPS windows of eight rows and EVALUATIONS evaluations at equal spacing, one before the first step
-among them; it is made twice with the same seeds, watched on validation and on the holdout: training reads neither, so
-both are one trajectory, which is checked. FLOPs are those of the run watched on validation, its evaluations included.
+random one of 0.4M, on rows of one kind: arithmetic, pieces of web documents, or one category of
+Super-NaturalInstructions whose tasks are divided between the pool and what is held back. The pool is few rows seen over
+and over, some rows seen a few times, or rows seen once. Validation and holdout are other rows of the held-back tasks
+(documents, problems).
+Every run makes STEPS windows of eight rows and EVALUATIONS evaluations at equal spacing, beside one before the first
+step; it is made twice with the same seeds, watched on validation and on the holdout: training reads neither, so both
+are one trajectory, which is checked. FLOPs are those of the run watched on validation, its evaluations included.
 
 CURVES is the table kept in the project: one row an evaluation, `run` names model, kind, rows of the pool, technique and
 rate. Runs that FOLDER/runs.jsonl holds are not made again.
@@ -220,7 +221,9 @@ def main() -> None:
                 stream.write(json.dumps(made[run.name]) + "\n")
             losses = [row["holdout_loss"] for row in made[run.name]]
             told = {"first": losses[0], "lowest": min(losses), "last": losses[-1], "at": losses.index(min(losses))}
-            print(json.dumps({"run": run.name, "cpu_seconds": round(time.process_time() - began, 1), **told}), flush=True)
+            print(
+                json.dumps({"run": run.name, "cpu_seconds": round(time.process_time() - began, 1), **told}), flush=True
+            )
         if given.write:
             write_curves(CURVES, [row for run in chosen for row in made[run.name]])
         report("real_curves", {"runs": len(chosen), "evaluations": sum(len(made[run.name]) for run in chosen)})

@@ -43,19 +43,26 @@ class Recorded:
 
     name: str
     rows: tuple[dict[str, Any], ...]
+    every: int = 1
+    """A policy sees one evaluation in so many; what is lost is told by all of them."""
 
     @classmethod
-    def all(cls) -> tuple[Recorded, ...]:
+    def all(cls, every: int = 1) -> tuple[Recorded, ...]:
         """Return the recordings kept in the project."""
-        return tuple(cls(name, tuple(rows)) for name, rows in read_curves().items())
+        return tuple(cls(name, tuple(rows), every) for name, rows in read_curves().items())
 
     @cached_property
-    def holdout_N(self) -> np.ndarray:
+    def seen(self) -> range:
+        """The evaluations that a policy sees, the one before the first step and the last among them."""
+        return range(0, len(self.rows), self.every)
+
+    @cached_property
+    def holdout_loss(self) -> np.ndarray:
         """Holdout loss of each evaluation, nats."""
         return np.array([row["holdout_loss"] for row in self.rows])
 
     @cached_property
-    def share_N(self) -> np.ndarray:
+    def spent_share(self) -> np.ndarray:
         """FLOPs at each evaluation as a share of the budget."""
         return np.array([row["flops"] for row in self.rows]) / self.rows[-1]["flops"]
 
@@ -67,41 +74,45 @@ class Recorded:
     @property
     def group(self) -> str:
         """Which of `GROUPS` it belongs to."""
-        best, pool = int(self.holdout_N.argmin()), int(self.name.split("/")[2])
-        first_half = self.holdout_N[self.share_N <= 0.5].min()
-        if self.share_N[best] >= 0.9 and first_half - self.holdout_N[best] >= 0.05:
+        best, pool = int(self.holdout_loss.argmin()), int(self.name.split("/")[2])
+        first_half = self.holdout_loss[self.spent_share <= 0.5].min()
+        if self.spent_share[best] >= 0.9 and first_half - self.holdout_loss[best] >= 0.05:
             return "productive"
         repeated = SIZES["pool"] / pool >= 10
-        if repeated and self.share_N[best] <= 0.25 and self.holdout_N[-1] - self.holdout_N[best] >= 0.1:
+        if repeated and self.spent_share[best] <= 0.25 and self.holdout_loss[-1] - self.holdout_loss[best] >= 0.1:
             return "over-repeated"
         return "other"
 
     def govern(self, policy: Policy) -> Ended:
         """Let a policy govern the recording."""
-        budget, at = self.rows[-1]["flops"], len(self.rows) - 1
-        for number in range(1, len(self.rows) - 1):
-            left = budget - self.rows[number]["flops"]
-            state = State.from_rows([self.rows[: number + 1]], horizon=left)
-            if policy.decide(state, Budget(flops=left), INSIDE).action == "end":
-                at = number
+        budget, known = self.rows[-1]["flops"], [self.rows[0]]
+        for at in self.seen[1:]:
+            known.append(self.rows[at])
+            left = budget - self.rows[at]["flops"]
+            state = State.from_rows([known], horizon=left)
+            if left and policy.decide(state, Budget(flops=left), INSIDE).action == "end":
                 break
-        return Ended(at, int(np.argmin([row["validation_loss"] for row in self.rows[: at + 1]])))
+        return Ended(at, self.seen[int(np.argmin([row["validation_loss"] for row in known]))])
 
     def lost(self, ended: Ended) -> Outcome:
         """Return the regrets of ending there."""
-        priced_N = self.holdout_N + PRICE * self.share_N
-        least, kept = int(priced_N.argmin()), float(self.holdout_N[ended.kept])
+        priced_N = self.holdout_loss + PRICE * self.spent_share
+        least, kept = int(priced_N.argmin()), float(self.holdout_loss[ended.kept])
         return Outcome(
-            nats=kept - float(self.holdout_N.min()),
-            flops=float(self.share_N[ended.at] - self.share_N[least]),
-            priced=kept + PRICE * float(self.share_N[ended.at]) - float(priced_N[least]),
+            nats=kept - float(self.holdout_loss.min()),
+            flops=float(self.spent_share[ended.at] - self.spent_share[least]),
+            priced=kept + PRICE * float(self.spent_share[ended.at]) - float(priced_N[least]),
+            spent=float(self.spent_share[ended.at]),
         )
 
 
 def others(curve: Recorded, curves: Iterable[Recorded]) -> tuple[dict[str, Any], ...]:
     """Return the other runs of the same model on the same kind of rows, as `asha` and `median_stop` read them."""
     return tuple(
-        {"flops": [row["flops"] for row in one.rows], "values": [row["validation_loss"] for row in one.rows]}
+        {
+            "flops": [one.rows[at]["flops"] for at in one.seen],
+            "values": [one.rows[at]["validation_loss"] for at in one.seen],
+        }
         for one in curves
         if one.kind == curve.kind and one.name != curve.name
     )

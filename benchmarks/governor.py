@@ -25,7 +25,7 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ def judge(name: str, settings: dict[str, Any], first: int, seeds: int) -> Found:
     """Return a policy's outcomes on planted curves by shape."""
     found: Found = defaultdict(list)
     for shape, noise in itertools.product(SHAPES, NOISES):
-        policy = policy_of(name, settings, STEPS * UNIT, lambda s=shape, n=noise: records(s, n))
+        policy = policy_of(name, settings, STEPS * UNIT, partial(records, shape, noise))
         for seed in range(seeds):
             planted = Planted.draw(shape, noise, (first, SHAPES.index(shape), seed))
             found[shape].append(((shape, noise, seed), run(policy, planted)))
@@ -102,7 +102,7 @@ def judge_real(name: str, settings: dict[str, Any], curves: Sequence[Recorded]) 
     """Return a policy's outcomes on recorded curves by group."""
     found: Found = {group: [] for group in GROUPS}
     for curve in curves:
-        policy = policy_of(name, settings, curve.rows[-1]["flops"], lambda c=curve: others(c, curves))
+        policy = policy_of(name, settings, curve.rows[-1]["flops"], partial(others, curve, curves))
         found[curve.group].append((curve.kind, curve.lost(curve.govern(policy))))
     return {group: outcomes for group, outcomes in found.items() if outcomes}
 

@@ -69,12 +69,12 @@ class GainLeft(Policy):
         ahead = self._ahead(horizon, remaining, allowed)
         points = window_of(state, self.window)
         if len(points) < self.least or ahead <= 0:
-            few = f"{len(points)} evaluation(s) of this segment are too few to tell what more training would bring"
+            few = f"{len(points)} evaluation(s) are too few to continue the curve"
             return choose(self._same(allowed), few if ahead > 0 else "nothing more would be spent")
         x, now, then = self._abscissa(state, ahead)
         fitted = fit_curve(x, [point.loss or 0.0 for point in points], np.random.default_rng(0))
         if fitted is None:
-            return choose(self._same(allowed), "too few different evaluations to tell what more training would bring")
+            return choose(self._same(allowed), "too few evaluations to continue the curve")
         middle, low, high = fitted.gain(now, then, self.level)
         numbers |= {"ahead_flops": int(ahead), "gain_left": middle, "gain_left_low": low, "gain_left_high": high}
         numbers |= {f"weight_{name}": weight for name, weight in fitted.weights.items()}

@@ -260,6 +260,11 @@ class TrainConfig(Frozen):
         description="Note the influence of every visited row on the target (table `example_influence`), along a "
         "direction made at the segment's start, or again at each evaluation; unset does not.",
     )
+    batch_selector: MethodSettings | None = Field(
+        None,
+        description="Draw more rows than a window trains on and choose among them at every step: {method: greats} or "
+        "{method: colm}; docs/selection.md. Unset trains on every row drawn.",
+    )
     guard: GuardConfig | None = Field(default_factory=GuardConfig, description="Null trains without one.")
     workers: int = Field(0, ge=0, description="Ray Train workers; 0 is in this process.")
 

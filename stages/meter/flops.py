@@ -162,11 +162,11 @@ class FlopModel:
         """Return the operations of training on so many micro-batches in so many windows that `train` leaves out."""
         return _whole(batches * self.batch + windows * self.update)
 
-    def deepened(self, deeper: FlopModel, steps: int) -> FlopModel:
+    def deepened(self, deeper: FlopModel, steps: Fraction | int) -> FlopModel:
         """Return this model with `steps` times the difference to `deeper` added: exact where layers are alike."""
         return self.plus(self, deeper, steps)
 
-    def plus(self, one: FlopModel, other: FlopModel, times: int) -> FlopModel:
+    def plus(self, one: FlopModel, other: FlopModel, times: Fraction | int) -> FlopModel:
         """Return this model with `times` the difference of two others' bodies, `other` less `one`, added."""
 
         def line(start: Polynomial, low: Polynomial, high: Polynomial) -> Polynomial:

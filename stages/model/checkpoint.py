@@ -1,6 +1,7 @@
 """Checkpoints: a folder of safetensors with the optimizer's moments by parameter name, complete or absent.
 
-Full fine-tuning stores `model.safetensors` (a tied weight once), adapters what PEFT itself stores; where their base was
+Full fine-tuning stores `model.safetensors` (a tied weight once), adapters what PEFT itself stores, with the embedding
+under its own name where it trains too, as PEFT loads it; where their base was
 held in four bits `trainer.json` says so, and loading holds it so again. The bytes depend on the tensors alone: lists
 that PEFT keeps as sets are sorted, and no path of this machine is written.
 """
@@ -59,7 +60,7 @@ def save_checkpoint(
     """Write a checkpoint to `folder` (absent or empty), whole or not at all.
 
     Args:
-        model: the trained model, or a PEFT model, whose adapters alone are stored.
+        model: the trained model, or a PEFT model, of which what trains is stored.
         moments: (exp_avg, exp_avg_sq) by the name that `model.named_parameters()` gives the parameter.
         trainer: technique, step, tokens, learning_rate, updates, beta2, epsilon; plain JSON. The base's digest is
             added.
@@ -122,6 +123,8 @@ def load_checkpoint(
     stored = _load(folder / OPTIMIZER, device)
     names = [name.removeprefix(FIRST) for name in stored if name.startswith(FIRST)]
     moments = {name: (stored.pop(FIRST + name), stored.pop(SECOND + name)) for name in names}
+    if trainable and (name := _embedding(model)) in moments:  # of a plain model it has `requires_grad` already
+        model.get_parameter(name).requires_grad_(True)
     return TrainedModel(model, moments, trainer, stored)
 
 
@@ -181,7 +184,15 @@ def _weights(model: Any) -> dict[str, Tensor]:
         return _untied(model.state_dict(), model)
     from peft import get_peft_model_state_dict
 
-    return dict(get_peft_model_state_dict(model, save_embedding_layers=False))
+    found = dict(get_peft_model_state_dict(model, save_embedding_layers=False))
+    name = _embedding(model)
+    return found | ({name: weight.detach()} if (weight := model.get_parameter(name)).requires_grad else {})
+
+
+def _embedding(model: Any) -> str:
+    """Return the name of the embedding's weight, as that of an adapter's layer where it has one."""
+    weight = model.get_input_embeddings().weight
+    return next(name for name, item in model.named_parameters() if item is weight)
 
 
 def _texts(value: Any) -> bool:

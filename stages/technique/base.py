@@ -40,6 +40,9 @@ class Technique(Method):
     gradients in training (`train.influence`) needs that."""
     savings: ClassVar[frozenset[Saving]] = frozenset(get_args(Saving)) - {"shard"}
     """Which of a plan's savings go with it."""
+    whole: ClassVar[bool] = True
+    """Whether a micro-batch is passed forward whole before it is passed backward: a plan is then put together from
+    traces of few layers, else all layers are traced."""
     packs: ClassVar[bool] = False
     """Whether `wrap` makes a model smaller: it is then wrapped in main memory and put on its device afterwards."""
 
@@ -71,6 +74,11 @@ class Technique(Method):
     def traced_layers(self) -> int:
         """Least depth at which the last layer is like all further ones: a plan is put together from traces of it."""
         return 2
+
+    @property
+    def priced_layers(self) -> tuple[int, int]:
+        """Two depths on whose line the operations of a window of all greater ones lie."""
+        return (1, 2)
 
     def traced_lengths(self, longest: int) -> tuple[int, ...]:
         """Return the row lengths, at most `longest`, whose dearest is the dearest of all."""
@@ -158,19 +166,29 @@ class InNumbers(InPlace):
 class BesideNumbers(InNumbers):
     """A technique whose whole numbers stay as they are; what `held` puts beside them trains, by AdamW."""
 
+    embeddings: bool = Field(
+        False, description="Train the embedding as well, and with it a head that shares its weight."
+    )
+
     def held(self, layer: nn.Linear) -> nn.Module:
         """Return the layer as whole numbers, with what trains."""
         raise TypeError(f"{type(self).__name__} defines no held")
 
     def wrap(self, model: PreTrainedModel) -> nn.Module:
-        """Return the model with its decoder's linear layers held in n bits; what is beside the numbers alone trains."""
+        """Return the model with its decoder's linear layers held in n bits; what is beside the numbers alone trains,
+        and the embedding where asked for."""
         from stages.model.packed import hold
         from stages.technique.blocks import layers_of
 
         model.requires_grad_(False)
         for _, layer in layers_of(model):
             hold(layer, self.held)
+        model.get_input_embeddings().requires_grad_(self.embeddings)
         return model
+
+    def embedded(self, model: PreTrainedModel) -> int:
+        """Return how many numbers of the embedding train."""
+        return sum(item.numel() for item in model.get_input_embeddings().parameters()) if self.embeddings else 0
 
     def optimizer(
         self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"

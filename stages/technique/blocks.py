@@ -72,6 +72,17 @@ def outer_blocks(model: nn.Module) -> tuple[Block, Block]:
     return below, {name: item for name, item in outside.items() if name not in below}
 
 
+def all_blocks(model: nn.Module, size: int = 1) -> list[Block]:
+    """Return blocks of everything, from the bottom: embeddings, `size` layers each, and what lies above.
+
+    Vectors alone (a last norm under a tied head) would waste a turn: they belong to the highest layers' block.
+    """
+    (below, above), layers = outer_blocks(model), layer_blocks(model, size)
+    if all(item.ndim < 2 for item in above.values()):
+        layers[-1], above = {**layers[-1], **above}, {}
+    return [block for block in (below, *layers, above) if block]
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Which block trains when.
@@ -133,8 +144,14 @@ class Turns(Optimizer):
         return self._prices[block]
 
     def cycle(self) -> Sequence[int]:
-        """Return one window a block."""
-        return [period * self.schedule.stay for period in range(self.schedule.blocks)]
+        """Return one window a block of layers, whose mean is linear in depth; embeddings are near it."""
+        layers = self.layer_numbers()
+        periods = [period for period in range(self.schedule.blocks) if self.schedule.block(period) in layers]
+        return [period * self.schedule.stay for period in periods]
+
+    @abstractmethod
+    def layer_numbers(self) -> set[int]:
+        """Return the numbers of the blocks that hold layers."""
 
     @abstractmethod
     def _priced_block(self, block: int) -> FlopModel:
@@ -180,6 +197,11 @@ class BlockAdam(Turns):
         result = optimizer_step(self.model, self.adamw, window, **how)
         self.windows, self.updates = self.windows + 1, self.updates + result.applied
         return result
+
+    def layer_numbers(self) -> set[int]:
+        """Return the numbers of the blocks that hold layers."""
+        names = {name for block in layer_blocks(self.model) for name in block}
+        return {number for number, block in enumerate(self.blocks) if not names.isdisjoint(block)}
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the parameters of all blocks."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def both_ways(
     model: nn.Module, inner: torch.optim.Optimizer, probe: ZerothOrder, window: Sequence[TokenBatch], how: How,
-    long_tokens: int | None,
+    long_tokens: float | None,
 ) -> tuple[StepResult, bool, float | None]:  # fmt: skip
     """Step `inner` on the gradient of the short rows and read `probe`'s slope on the long ones, before it.
 
@@ -44,7 +44,7 @@ def both_ways(
     slope, side = probe.slope(far, how)
     whole = side.applied or not side.answer_tokens
     if near or how.get("all_reduce") is not None:
-        mover = inner if whole else _Idle(probe.named.values())
+        mover = inner if whole else _Idle(trainable(model).values())
         result = optimizer_step(model, cast(torch.optim.Optimizer, mover), near, **how)
     else:
         result = _nothing(side)

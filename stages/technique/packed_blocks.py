@@ -1,13 +1,15 @@
 """Adam on one layer at a time, the others held in few bits, beside a slope read by forward passes alone.
 
 The layer at hand stands in float32; leaving it packs it again with stochastic rounding. A window moves it by AdamW on
-g₁, from backward passes, and by −lr·α·g₀·z: g₀ is the slope along a Gaussian direction z of its own weights (see
-`zeroth.py`); which rows give which of the two is `mixed.py`'s. g₀ z stays out of AdamW's moments: where
-it came alone they would stretch its noise to whole steps.
+g₁, from backward passes. What lies outside the layers (embeddings, last norm, a head of its own) stands whole too, but
+its gradients and moments would be dear: it moves by −lr·α·g₀·z, where g₀ is the slope along a Gaussian direction z of
+its weights (see `zeroth.py`). Which rows give which of the two is `mixed.py`'s. The embedding may take turns like a
+layer; while it is at hand it has AdamW alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -18,8 +20,9 @@ from typing_extensions import Unpack
 
 from stages.meter.flops import FlopModel, recomputed
 from stages.model.batch import TokenBatch
+from stages.model.loss import plain
 from stages.model.packed import Bits, PackedLinear, hold, linears
-from stages.technique.blocks import Schedule, Turns, layers_of
+from stages.technique.blocks import Schedule, Turns, layers_of, outer_blocks
 from stages.technique.gaussian import Gaussian
 from stages.technique.mixed import both_ways
 from stages.technique.optimizer import How, moments_in, named_moments, set_rate, stood
@@ -40,31 +43,49 @@ def pack_layers(model: nn.Module, bits: Bits | None) -> None:
         hold(layer, lambda child: PackedLinear(child, bits))
 
 
+def parts_of(model: nn.Module, embeddings: bool) -> list[tuple[str, nn.Module]]:
+    """Return (name in `model`, module) of what takes turns: the layers, after the embedding where it does too."""
+    embedding = plain(model).get_input_embeddings()
+    found = [(name, module) for name, module in model.named_modules() if embeddings and module is embedding]
+    return [*found, *layers_of(model)]
+
+
+def size_of_part(part: nn.Module) -> int:
+    """Return how many numbers a part holds, packed ones too."""
+    packed = [child for *_, child in linears(part) if isinstance(child, PackedLinear)]
+    return sum(item.numel() for item in part.parameters()) + sum(
+        child.in_features * child.out_features for child in packed
+    )
+
+
 class PackedBlocks(Turns):
     """AdamW on the layer that stands whole.
 
     Args:
         model: its layers packed by `pack_layers`.
-        schedule: which layer trains when; its seed also decides directions and rounding.
+        parts: what takes turns, from `parts_of`.
+        schedule: which of them trains when; its seed also decides directions and rounding.
         train, rate: AdamW's settings.
         bits: of the layers that wait; None holds them whole.
-        share: α, the zeroth-order step's rate over AdamW's.
+        share: α, the zeroth-order step's rate over AdamW's; 0 reads no slope, but for the losses of longer rows.
         epsilon: how far weights are moved to read the slope.
         long_tokens: padded length above which rows are read by forward passes alone; None reads every row both ways.
     """
 
     def __init__(
-        self, model: nn.Module, schedule: Schedule, train: TrainConfig, rate: float, *, bits: Bits | None,
-        share: float, epsilon: float, long_tokens: int | None,
+        self, model: nn.Module, parts: Sequence[tuple[str, nn.Module]], schedule: Schedule, train: TrainConfig,
+        rate: float, *, bits: Bits | None, share: float, epsilon: float, long_tokens: int | None,
     ) -> None:  # fmt: skip
         super().__init__(model, schedule)
-        self.layers, self._train, self._rate = layers_of(model), train, rate
+        self.parts, self._train, self._rate = parts, train, rate
         self.bits, self.share, self.epsilon, self.long_tokens = bits, share, epsilon, long_tokens
+        below, above = outer_blocks(model)
+        self.outside = {**below, **above}
         self._enter(0)
 
     def _enter(self, period: int) -> None:
         self.period, self.updates = period, 0
-        layer = self.layers[self.block][1]
+        layer = self.parts[self.block][1]
         self.model.requires_grad_(False)
         for parent, key, _, child in linears(layer):
             if isinstance(child, PackedLinear):
@@ -72,11 +93,12 @@ class PackedBlocks(Turns):
         layer.requires_grad_(True)
         self.adamw = optimizer_for(self.model, self._train, self._rate)
         undecayed = self._train.model_copy(update={"weight_decay": 0.0})
-        self.probe = Gaussian(self.model, undecayed, self.epsilon, self.schedule.seed)
+        waiting = {name: item for name, item in self.outside.items() if not item.requires_grad}
+        self.probe = Gaussian(self.model, undecayed, self.epsilon, self.schedule.seed, waiting)
 
     def _leave(self) -> None:
         """Pack the layer at hand; its moments go first, so that nothing stands twice."""
-        name, layer = self.layers[self.block]
+        name, layer = self.parts[self.block]
         del self.adamw, self.probe
         layer.requires_grad_(False)
         if self.bits is None:
@@ -94,16 +116,18 @@ class PackedBlocks(Turns):
             self._enter(period)
         set_rate(self.adamw, rate)
         self.probe.windows = self.windows
-        result, moved, slope = both_ways(self.model, self.adamw, self.probe, window, how, self.long_tokens)
+        split = math.inf if self.long_tokens is None and not self.share else self.long_tokens
+        result, moved, slope = both_ways(self.model, self.adamw, self.probe, window, how, split)
         if slope is not None and self.share:
             self.probe.descend(slope, self.share * rate)
         self.windows, self.updates = self.windows + 1, self.updates + moved
         return result
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return codes, scales and norms of the layers that wait; that of the layer at hand is in `tensors`."""
-        found: dict[str, Tensor] = {}
-        for name, layer in self.layers:
+        """Return codes, scales and norms of the layers that wait, and what lies outside them; what is at hand is in
+        `tensors`."""
+        found: dict[str, Tensor] = dict(self.probe.named)
+        for name, layer in self.parts:
             found |= {f"{name}.{inner}": item for inner, item in layer.named_parameters() if not item.requires_grad}
             found |= {f"{name}.{inner}": item for inner, item in layer.named_buffers()}
         return found
@@ -126,26 +150,36 @@ class PackedBlocks(Turns):
             load_moments(self.adamw, self.model, moments_in(tensors), self.updates)
 
     def stand(self) -> dict[str, list[Tensor]]:
-        """Enter the lowest layer, for which most activations are kept, with zero moments; return what is held."""
+        """Enter what is dearest with zero moments; return what is held.
+
+        For the lowest most activations are kept; of embeddings and the layer above them the larger counts.
+        """
         self._leave()
-        self._enter(next(period for period in range(len(self.layers)) if self.schedule.block(period) == 0))
+        lowest = max(
+            range(min(self.layer_numbers()) + 1), key=lambda number: (size_of_part(self.parts[number][1]), -number)
+        )
+        self._enter(next(period for period in range(len(self.parts)) if self.schedule.block(period) == lowest))
         self.windows = self.period * self.schedule.stay
         return stood(self.adamw, self.model)
 
+    def layer_numbers(self) -> set[int]:
+        """Return the numbers of the parts that are layers."""
+        return set(range(len(self.parts) - len(layers_of(self.model)), len(self.parts)))
+
     def _priced_block(self, block: int) -> FlopModel:
         """Trace the two highest layers, the others, which are alike, lie on their line; and add the forward passes."""
-        top = len(self.layers) - 1
-        near = top - block < 2 or recomputed(self.model)
+        top = len(self.parts) - 1
+        near = top - block < 2 or block not in self.layer_numbers() or recomputed(self.model)
         found = self._traced(block if near else top)
         if not near:
             found = found.deepened(self._traced(top - 1), top - block)
         if self.long_tokens is not None:
             return replace(found, forward_above=self.long_tokens)
-        return found.probing(2)
+        return found.probing(2) if self.share else found
 
     def _traced(self, block: int) -> FlopModel:
         """Trace a training of one layer, which stands whole meanwhile, without changing anything."""
-        layer, packed = self.layers[block][1], []
+        layer, packed = self.parts[block][1], []
         for parent, key, _, child in linears(layer):
             if isinstance(child, PackedLinear):
                 packed.append((parent, key, child))
@@ -158,4 +192,4 @@ class PackedBlocks(Turns):
             for parent, key, child in packed:
                 setattr(parent, key, child)
             self.model.requires_grad_(False)
-            self.layers[self.block][1].requires_grad_(True)
+            self.parts[self.block][1].requires_grad_(True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from stages.model.batch import TokenBatch
-from stages.technique.blocks import Block, BlockAdam, Schedule, layer_blocks
+from stages.technique.blocks import Block, BlockAdam, Schedule
 from stages.technique.optimizer import How, moments_in, named_moments
 from stages.technique.step import Moments, StepResult, load_moments, moments_of
 
@@ -31,8 +31,6 @@ class ParkedBlocks(BlockAdam):
         self._parked: Moments = {}
         self._counts = [0] * len(blocks)
         self._cycle_rate = rate
-        names = {name for block in layer_blocks(model) for name in block}
-        self._layers = {number for number, block in enumerate(blocks) if names.issuperset(block)}
         super().__init__(model, blocks, schedule, train, rate)
 
     def enter(self, period: int) -> None:
@@ -54,11 +52,6 @@ class ParkedBlocks(BlockAdam):
         if self.windows % (len(self.blocks) * self.schedule.stay) == 0:
             self._cycle_rate = rate
         return super().step(window, self._cycle_rate, **how)
-
-    def cycle(self) -> Sequence[int]:
-        """Return one window a layer: the groups below and above lie about their mean on either side."""
-        windows = super().cycle()
-        return [window for window in windows if self.schedule.block(self.schedule.period(window)) in self._layers]
 
     def plain(self) -> dict[str, Any]:
         """Add every block's updates and the cycle's rate."""

@@ -69,11 +69,15 @@ class ZerothOrder(Optimizer):
         train: weight decay is taken from it; Adam's settings have no meaning here.
         epsilon: how far the weights are moved to read the slope.
         seed: of the directions.
+        named: what moves, by its names in the model; None is what trains.
     """
 
-    def __init__(self, model: nn.Module, train: TrainConfig, epsilon: float, seed: int) -> None:
+    def __init__(
+        self, model: nn.Module, train: TrainConfig, epsilon: float, seed: int,
+        named: Mapping[str, nn.Parameter] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(model)
-        self.named, self.epsilon, self.seed = trainable(model), epsilon, seed
+        self.named, self.epsilon, self.seed = trainable(model) if named is None else named, epsilon, seed
         self._names = {parameter: name for name, parameter in self.named.items()}
         self._along = Along(list(self.named.values()), train.weight_decay)
 

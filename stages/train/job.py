@@ -53,6 +53,11 @@ class Job(Frozen):
         return Path(self.folder)
 
     @property
+    def selection(self) -> str:
+        """What is trained on, by digest; "" where the segment draws it itself."""
+        return next(iter(self.inputs.get("selection", ())), "")
+
+    @property
     def digest(self) -> str:
         """What this work is, without where it lies."""
         return digest_of(self.model_dump(mode="json", exclude={"folder": True, "places": True, "pin": {"locator"}}))

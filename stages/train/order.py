@@ -1,6 +1,7 @@
 """Which example is visited when: one permutation an epoch, phase by phase, cut into windows and micro-batches.
 
-A pure function of (lengths, repeats, phases, seed): the same on every worker and after every resume. In an epoch a
+A pure function of (lengths, repeats, phases, seed): the same on every worker and after every resume. A segment that
+goes on with a selection goes on in its stream, so that a pass is finished before the next begins. In an epoch a
 phase of the selection (its column `order`) ends before the next begins; in a phase every row is visited once before one
 that repeats is visited again; otherwise the order is by chance. Inside a window rows are sorted by length, or packed;
 the gradient of a window does not depend on that (see the step), only its padding does.
@@ -19,6 +20,7 @@ from data_contracts.errors import ConfigError, InputError
 from data_contracts.records import Plan
 from stages.model.batch import Row
 from stages.model.packing import pack
+from stages.technique.batch_selector import batch_selector_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Visits:
         seed: of the permutations.
         drop_last: leave out a last window that is not full.
         phases: of each row, at least 0, in the selection's order; int, shape (rows,). None: there is one.
+        start: visits of this stream that segments before made; this one goes on behind them.
 
     An epoch smaller than a window is one smaller window, so that no window holds a row more often than it repeats.
     """
@@ -42,6 +45,7 @@ class Visits:
     seed: int
     drop_last: bool = False
     phases: np.ndarray | None = None
+    start: int = 0
     _epochs: dict[int, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -64,19 +68,23 @@ class Visits:
         """Optimizer steps of the segment."""
         return self.total // self.width if self.drop_last else math.ceil(self.total / self.width)
 
+    def visited(self, steps: int) -> int:
+        """Return the visits of the stream after so many steps, those before the segment among them."""
+        return self.start + min(steps * self.width, self.total)
+
     def phases_after(self, steps: int) -> tuple[int, int]:
-        """Return (phases begun in the first epoch after so many steps, phases of the selection)."""
+        """Return (phases that the stream has begun after so many steps, phases of the selection)."""
         if self.phases is None:
             return 1, 1
         found, place = np.unique(self.phases, return_inverse=True)
         ends = np.bincount(place, self.repeats).cumsum()
-        return min(int(np.searchsorted(ends, steps * self.width)) + 1, len(found)), len(found)
+        return min(int(np.searchsorted(ends, self.visited(steps))) + 1, len(found)), len(found)
 
     def __getitem__(self, step: int) -> np.ndarray:
         """Return the row indices (into `repeats`) of window `step`, in visiting order, or raise IndexError."""
         if not 0 <= step < self.steps:
             raise IndexError(step)
-        start, stop = step * self.width, min((step + 1) * self.width, self.total)
+        start, stop = self.visited(step), self.visited(step + 1)
         size = self.epoch_visits
         parts = []
         while start < stop:
@@ -100,18 +108,22 @@ class Visits:
 
 
 def visits_of(
-    repeats: np.ndarray, plan: Plan, train: TrainConfig, seed: int, phases: np.ndarray | None = None
+    repeats: np.ndarray, plan: Plan, train: TrainConfig, seed: int, phases: np.ndarray | None = None, start: int = 0
 ) -> Visits:
-    """Return a segment's stream: windows of micro-batch x accumulation x ranks visits."""
-    window = plan.micro_batch * plan.accumulation * max(1, plan.workers)
-    return Visits(repeats, train.epochs, window, seed, train.drop_last, phases)
+    """Return a segment's stream: windows of micro-batch x accumulation x ranks visits, times the candidates that a
+    batch selector picks each of them from."""
+    selector = batch_selector_of(train)
+    window = plan.micro_batch * plan.accumulation * max(1, plan.workers) * (selector.candidates if selector else 1)
+    return Visits(repeats, train.epochs, window, seed, train.drop_last, phases, start)
 
 
-def refuse_no_step(rows: int, plan: Plan, drop_last: bool) -> None:
+def refuse_no_step(rows: int, plan: Plan, train: TrainConfig) -> None:
     """Raise `ConfigError` with the numbers where `rows` visits an epoch give no step; nothing is loaded before."""
     factors = [plan.micro_batch, plan.accumulation, *([plan.workers] if plan.workers > 1 else [])]
+    if (selector := batch_selector_of(train)) is not None:
+        factors.append(selector.candidates)
     window = math.prod(factors)
-    if drop_last and rows < window:
+    if train.drop_last and rows < window:
         raise ConfigError(
             "training makes at least one optimizer step",
             f"0 steps: {rows} rows < {' x '.join(map(str, factors))} = {window} per step with drop_last",

@@ -16,9 +16,10 @@ import numpy as np
 from pydantic import Field
 
 from data_contracts.errors import InputError
+from stages.coreset.turns import in_turns
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice, Selector
-from stages.select.turns import coded, in_turns
+from stages.select.sources import coded
 
 FIRST_BUDGET, LAST_BUDGET = 0.02, 0.5
 """Shares of the pool's tokens between which the centre moves (DATA_METHODS.md, section 13)."""

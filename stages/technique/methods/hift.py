@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from data_contracts.config import TrainConfig
-    from stages.technique.blocks import Block
     from stages.technique.optimizer import Optimizer
     from stages.technique.step import States
 
@@ -32,6 +31,7 @@ class Hift(InPlace):
     steady: ClassVar[bool] = False
     savings: ClassVar[frozenset[Saving]] = frozenset({"recompute", "chunked_loss"})
 
+    layers: int = Field(1, ge=1, le=1000, description="Neighbouring decoder layers of a group (m).")
     order: Literal["ascending", "descending"] = Field("ascending", description="From the bottom up or the top down.")
 
     def wrap(self, model: PreTrainedModel) -> nn.Module:
@@ -42,20 +42,24 @@ class Hift(InPlace):
         self, model: nn.Module, train: TrainConfig, learning_rate: float, seed: int, states: States = "float32"
     ) -> Optimizer:
         """Return Adam on one group at a time, the other moments parked."""
-        from stages.technique.blocks import Schedule
+        from stages.technique.blocks import Schedule, all_blocks
         from stages.technique.parked import ParkedBlocks
 
-        groups = self._groups(model)
+        groups = all_blocks(model, self.layers)
         return ParkedBlocks(model, groups, Schedule(len(groups), 1, self.order, seed), train, learning_rate)
 
     def trainable_count(self, model: PreTrainedModel) -> int:
         """Return the number of parameters of the largest group."""
-        from stages.technique.blocks import size_of
+        from stages.technique.blocks import all_blocks, size_of
 
-        return max(size_of(group) for group in self._groups(model))
+        return max(size_of(group) for group in all_blocks(model, self.layers))
 
-    def _groups(self, model: nn.Module) -> list[Block]:
-        from stages.technique.blocks import layer_blocks, outer_blocks
+    @property
+    def traced_layers(self) -> int:
+        """The lowest group and a layer above it."""
+        return self.layers + 1
 
-        below, above = outer_blocks(model)
-        return [group for group in (below, *layer_blocks(model), above) if group]
+    @property
+    def priced_layers(self) -> tuple[int, int]:
+        """One whole group, and two."""
+        return (self.layers, 2 * self.layers)

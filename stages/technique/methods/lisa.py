@@ -50,6 +50,11 @@ class Lisa(InPlace):
         """The drawn layers and two that wait."""
         return self.layers + 2
 
+    @property
+    def priced_layers(self) -> tuple[int, int]:
+        """The drawn layers, and one that waits."""
+        return (self.layers, self.layers + 1)
+
     def trainable_count(self, model: PreTrainedModel) -> int:
         """Return the number of parameters outside the layers and of the drawn ones."""
         from stages.technique.blocks import layer_blocks, outer_blocks, size_of

@@ -1,7 +1,8 @@
 """LoRA: the weights stay, a product of two thin matrices is learnt beside each linear layer.
 
 W x becomes W x + (alpha / r) B A x with B = 0 at the start, so training starts from the base exactly. Memory for
-gradients and moments falls to the adapters' share; the forward pass costs a little more. Built by PEFT.
+gradients and moments falls to the adapters' share; the forward pass costs a little more. Built by PEFT. Embeddings
+stay too, unless asked for: text unlike what the model has read asks most of them (`benchmarks.convergence`).
 Source: Hu et al. 2021 (arXiv 2106.09685), section 4.1.
 """
 
@@ -40,9 +41,12 @@ class Lora(Technique):
     )
     use_rslora: bool = Field(False, description="Scale by alpha / sqrt(r) instead. Kalajdzievski 2023.")
     use_dora: bool = Field(False, description="Learn a magnitude for each output too. Liu et al. 2024 (DoRA).")
+    embeddings: bool = Field(
+        False, description="Train the embedding whole as well, and with it a head that shares its weight."
+    )
 
     def wrap(self, model: PreTrainedModel) -> nn.Module:
-        """Return a PEFT model; only adapter parameters have `requires_grad`.
+        """Return a PEFT model; only adapter parameters have `requires_grad`, and the embedding's where it trains.
 
         Raises `MethodError` for a target that names no linear layer, and for a head that shares the embedding's weight.
         """
@@ -58,7 +62,9 @@ class Lora(Technique):
             bias="none",
             task_type="CAUSAL_LM",
         )
-        return get_peft_model(model, config)
+        wrapped = get_peft_model(model, config)
+        model.get_input_embeddings().requires_grad_(self.embeddings)
+        return wrapped
 
     def in_four_bits(self) -> Technique | None:
         """Return QLoRA with the same adapters; none with DoRA, and where bitsandbytes is not installed."""
@@ -77,11 +83,13 @@ class Lora(Technique):
         return merge_adapters(model)
 
     def trainable_count(self, model: PreTrainedModel) -> int:
-        """Return the sum over targets of r (inputs + outputs), and outputs again with DoRA."""
-        return sum(
+        """Return the sum over targets of r (inputs + outputs), outputs again with DoRA, and the embedding's numbers."""
+        adapters = sum(
             self.r * (inputs + outputs) + (outputs if self.use_dora else 0)
             for _, (inputs, outputs) in self._targets(model)
         )
+        embedding = model.get_input_embeddings().parameters() if self.embeddings else ()
+        return adapters + sum(item.numel() for item in embedding)
 
     def _targets(self, model: PreTrainedModel) -> list[tuple[str, tuple[int, int]]]:
         """Return (full module name, (inputs, outputs)) of every layer that gets an adapter, in the model's order."""

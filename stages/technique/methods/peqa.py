@@ -41,7 +41,7 @@ class Peqa(BesideNumbers):
         return TrainedScales(layer, self.bits, self.group_size)
 
     def trainable_count(self, model: PreTrainedModel) -> int:
-        """Return the number of scales of the decoder's linear layers."""
-        return sum(
+        """Return the number of scales of the decoder's linear layers, and the embedding's numbers."""
+        return self.embedded(model) + sum(
             -(-inputs // min(self.group_size or inputs, inputs)) * outputs for inputs, outputs in self.shapes(model)
         )

@@ -42,7 +42,7 @@ class QaLora(BesideNumbers):
         return GroupAdapter(layer, self.bits, self.group_size, rank=self.r, scaling=scaling, dropout=self.dropout)
 
     def trainable_count(self, model: PreTrainedModel) -> int:
-        """Return the sum over the decoder's linear layers of r (groups + outputs)."""
-        return sum(
+        """Return the sum over the decoder's linear layers of r (groups + outputs), and the embedding's numbers."""
+        return self.embedded(model) + sum(
             self.r * (-(-inputs // min(self.group_size, inputs)) + outputs) for inputs, outputs in self.shapes(model)
         )

@@ -76,13 +76,14 @@ def tiny_gpt2(seed: int = 0) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config).double().eval()
 
 
-def with_lora(model: nn.Module, seed: int = 1) -> nn.Module:
+def with_lora(model: nn.Module, seed: int = 1, *, embedding: bool = False) -> nn.Module:
     """Wrap with LoRA on attention and MLP; B is random, not zero, so that A has a gradient."""
     torch.manual_seed(seed)
     wrapped = get_peft_model(model, LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "v_proj", "down_proj"]))
     for name, parameter in wrapped.named_parameters():
         if "lora_" in name:
             parameter.data = torch.randn_like(parameter, dtype=torch.float64) * 0.3
+    wrapped.get_input_embeddings().requires_grad_(embedding)
     return wrapped.eval()
 
 

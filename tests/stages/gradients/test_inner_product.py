@@ -23,6 +23,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "llama, untied": lambda: tiny_llama(tied=False),
     "llama, tied, with a padding id": lambda: tiny_llama(pad=5),
     "llama, LoRA": lambda: with_lora(tiny_llama()),
+    "llama, LoRA and the embedding": lambda: with_lora(tiny_llama(), embedding=True),
     "gpt2": tiny_gpt2,
     "qwen3, a norm a head": tiny_qwen3,
 }

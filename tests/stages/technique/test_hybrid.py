@@ -1,4 +1,4 @@
-"""The hybrid: its gradient from its two parts by hand, its limits, what rows read by forward passes alone keep."""
+"""The hybrid: both of its parts by hand, its limits, what rows read by forward passes alone keep."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.stages.technique.setting import llama, pinned, rows, technique, windo
 from tests.stages.technique.test_step import by_hand
 
 FREE = {"clip": 1e9}
+OUTSIDE = {"model.embed_tokens.weight", "model.norm.weight"}
 
 
 def begun(layers=3, **settings):
@@ -38,43 +39,47 @@ def released(model):
 
 def parts(optimizer, window, rate):
     """Take a step whose AdamW moves nothing; return the result, the gradients that AdamW saw, and how weights moved."""
-    before, found = {name: item.detach().clone() for name, item in trainable(optimizer.model).items()}, {}
+    before, found = {name: item.detach().clone() for name, item in optimizer.model.named_parameters()}, {}
 
     def step():
         found.update({name: item.grad.clone() for name, item in trainable(optimizer.model).items()})
 
     optimizer.adamw.step = step
     result = optimizer.step(window, rate, **FREE)
-    return result, found, {name: item.detach() - before[name] for name, item in trainable(optimizer.model).items()}
+    return result, found, {name: item.detach() - before[name] for name, item in optimizer.model.named_parameters()}
 
 
 def slope_by_hand(model, found, seed, window, epsilon):
-    """Return the central difference of the mean loss along z of what trains, and z."""
-    along = {name: drawn(item.shape, item, seed, window, name) for name, item in trainable(model).items()}
+    """Return the central difference of the mean loss along z of what lies outside the layers, and z."""
+    named = dict(model.named_parameters())
+    along = {name: drawn(named[name].shape, named[name], seed, window, name) for name in OUTSIDE}
     losses = []
     for sign in (1, -1):
         moved = copy.deepcopy(model)
-        for name, item in trainable(moved).items():
-            item.data.add_(along[name], alpha=sign * epsilon)
+        for name, value in along.items():
+            moved.get_parameter(name).data.add_(value, alpha=sign * epsilon)
         losses.append(by_hand(moved, found)[0])
     return (losses[0] - losses[1]) / (2 * epsilon), along
 
 
 @pytest.mark.parametrize("long_tokens", [None, 14])
 def test_it_moves_by_the_gradient_of_short_rows_and_along_the_slope_of_the_others(long_tokens):
-    optimizer = begun(share=0.3, epsilon=1e-2, long_tokens=long_tokens)
+    optimizer = begun(share=0.3, epsilon=3e-3, long_tokens=long_tokens, order="ascending")
     found = rows(8)
     near, far = ([row for row in found if (len(row.input_ids) > 14) is long] for long in (False, True))
     assert len(near) > 2
     assert len(far) > 2
     model = released(optimizer.model)
     _, first = by_hand(model, near if long_tokens else found)
-    slope, along = slope_by_hand(model, far if long_tokens else found, 5, 0, 1e-2)
+    slope, along = slope_by_hand(model, far if long_tokens else found, 5, 0, 3e-3)
     window = [collate(far[:2]), collate(near), collate(far[2:])]
     result, gradient, moved = parts(optimizer, window, 0.5)
+    assert {name for name in gradient if "layers.0." not in name} == set()
     for name, value in gradient.items():
         torch.testing.assert_close(value, first[name], rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(moved[name], -0.5 * 0.3 * slope * along[name], rtol=2e-2, atol=1e-3)
+    assert {name for name, value in moved.items() if value.any()} == OUTSIDE
+    for name, value in along.items():
+        torch.testing.assert_close(moved[name], -0.5 * 0.3 * slope * value, rtol=2e-2, atol=1e-3)
     assert result.document_loss_D.shape == (8,)
     expected = [by_hand(model, [row])[0] for row in [*far[:2], *near, *far[2:]]]
     torch.testing.assert_close(
@@ -131,10 +136,21 @@ def test_rows_read_by_forward_passes_alone_keep_no_activations():
 def test_a_window_of_long_rows_alone_or_of_short_rows_alone_is_a_step():
     for long_tokens in (2, 64):
         optimizer = begun(long_tokens=long_tokens, share=0.5)
-        before = {name: value.detach().clone() for name, value in trainable(optimizer.model).items()}
+        before = {name: value.detach().clone() for name, value in optimizer.model.named_parameters()}
         assert optimizer.step(windows(1)[0], 1e-2, clip=1.0).applied
         assert optimizer.updates == (long_tokens == 64)  # of AdamW
-        assert any(not torch.equal(before[name], value) for name, value in trainable(optimizer.model).items())
+        moved = {name for name, value in optimizer.model.named_parameters() if not torch.equal(before[name], value)}
+        assert moved == (set(trainable(optimizer.model)) if long_tokens == 64 else OUTSIDE)
+
+
+def test_an_embedding_at_hand_has_adamw_alone_and_otherwise_its_slope():
+    optimizer = begun(block_steps=2, order="ascending", embeddings=True)
+    for embedding_at_hand in (True, False):
+        optimizer.step(windows(1)[0], 1e-2, clip=1.0)
+        _, gradient, moved = parts(optimizer, windows(1)[0], 1e-2)
+        assert ("model.embed_tokens.weight" in gradient) is embedding_at_hand
+        assert bool(moved["model.embed_tokens.weight"].any()) is not embedding_at_hand
+        assert moved["model.norm.weight"].any()
 
 
 def test_a_step_that_is_not_finite_is_not_applied():

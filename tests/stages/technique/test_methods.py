@@ -10,7 +10,7 @@ from data_contracts.config import TrainConfig
 from data_contracts.errors import MethodError
 from data_contracts.method import find, names, resolve
 from stages.model.batch import collate
-from stages.model.checkpoint import load_merged, save_checkpoint
+from stages.model.checkpoint import load_checkpoint, load_merged, save_checkpoint
 from stages.technique.base import Technique
 from stages.technique.step import moments_of, optimizer_for, optimizer_step, trainable
 from tests.stages.technique.test_step import rows_of
@@ -43,6 +43,30 @@ def test_lora_trains_its_adapters_alone_and_counts_them_before_they_exist(settin
         assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_lora_trains_the_embedding_where_asked_for_and_goes_on_with_it_from_a_checkpoint(tmp_path, tied):
+    pin = write_model(tmp_path / "model", tied=tied)
+    technique = resolve(Technique, {"method": "lora", "r": 3, "embeddings": True}, "plan")
+    model = technique.wrap(load_merged(None, pin))
+    assert sum(item.numel() for item in trainable(model).values()) == technique.trainable_count(load_merged(None, pin))
+    optimizer = optimizer_for(model, TrainConfig(), 1e-2)
+    optimizer_step(model.train(), optimizer, [collate(rows_of(4))], clip=1.0)
+    trainer = {"technique": {}, "step": 1, "tokens": 0, "learning_rate": 1e-2, "updates": 1}
+    save_checkpoint(tmp_path / "checkpoint", model, pin, moments_of(optimizer, model), trainer)
+    again = load_checkpoint(tmp_path / "checkpoint", pin)
+    assert set(trainable(again.model)) == set(trainable(model)) == set(again.moments)
+    assert all(torch.equal(trainable(again.model)[name], item) for name, item in trainable(model).items())
+    frozen = load_checkpoint(tmp_path / "checkpoint", pin, trainable=False)
+    assert not trainable(frozen.model)
+    from peft import PeftModel  # the library alone makes the same model of the files
+
+    theirs = PeftModel.from_pretrained(load_merged(None, pin), str(tmp_path / "checkpoint"))
+    batch = collate(rows_of(4))
+    logits = [one.eval()(input_ids=batch.input_ids_BT).logits for one in (model, theirs, frozen.model)]
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+
+
 def test_lora_starts_from_the_base_exactly():
     base, batch = llama(), collate(rows_of(3))
     expected = base(input_ids=batch.input_ids_BT).logits
@@ -73,7 +97,13 @@ def test_a_value_out_of_range_or_unknown_is_refused(values):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    "settings", [{"method": "lora", "r": 4}, {"method": "lora", "use_dora": True}, {"method": "full"}]
+    "settings",
+    [
+        {"method": "lora", "r": 4},
+        {"method": "lora", "use_dora": True},
+        {"method": "lora", "r": 4, "embeddings": True},
+        {"method": "full"},
+    ],
 )
 def test_a_merged_model_survives_a_reload_with_its_ties(tmp_path, tied, settings):
     pin = write_model(tmp_path / "model", tied=tied)

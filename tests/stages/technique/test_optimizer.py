@@ -19,7 +19,9 @@ from tests.stages.technique.setting import life, pinned, put_back, started, tech
 SETTINGS = [
     {"method": "full"},
     {"method": "lora", "r": 2},
+    {"method": "lora", "r": 2, "embeddings": True},
     {"method": "badam", "block_steps": 3},
+    {"method": "badam", "block_steps": 2, "embeddings": True},
     {"method": "badam", "block_steps": 2, "order": "descending"},
     {"method": "mezo"},
     {"method": "lozo", "interval": 2},
@@ -29,18 +31,22 @@ SETTINGS = [
     {"method": "addax", "long_tokens": 14},
     {"method": "qlora", "r": 2},
     {"method": "hybrid", "block_steps": 3},
-    {"method": "hybrid", "block_steps": 2, "bits": 4, "long_tokens": 14, "order": "ascending"},
+    {"method": "hybrid", "block_steps": 2, "share": 0.0},
+    {"method": "hybrid", "block_steps": 2, "bits": 4, "long_tokens": 14, "order": "ascending", "embeddings": True},
     {"method": "hift"},
     {"method": "lisa", "layers": 1, "block_steps": 2},
     {"method": "galore", "rank": 4, "gap": 3},
     {"method": "apollo", "rank": 2, "gap": 3},
     {"method": "qa_lora", "r": 2, "group_size": 8},
-    {"method": "peqa"},
+    {"method": "peqa", "embeddings": True},
     {"method": "dqt", "bits": 3, "group_size": 8},
+    {"method": "lopt"},
+    {"method": "lopt", "blocks": 3, "weight": 1.0},
 ]
 DEEP = [
     {"method": "badam"},
     {"method": "mezo"},
+    {"method": "lopt"},
 ]  # the others' predicted bytes are held against real steps by `benchmarks.memory`
 if find_spec("bitsandbytes") is None:
     SETTINGS = [item for item in SETTINGS if item["method"] != "qlora"]
@@ -50,6 +56,11 @@ NAMES = ["-".join(map(str, item.values())) for item in SETTINGS]
 @pytest.fixture(scope="module")
 def pin(tmp_path_factory):
     return pinned(tmp_path_factory.mktemp("models") / "three", 3)
+
+
+@pytest.fixture(scope="module")
+def deeper(tmp_path_factory):
+    return pinned(tmp_path_factory.mktemp("models") / "eight", 8)
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +144,12 @@ def test_bytes_and_operations_extrapolated_over_depth_and_rows_are_those_at_full
     exact = trace_flops(deep, shape, layers=5, device="cpu").rounded()
     assert estimator.flops(shape).train(2, 24, 9) == exact.train(2, 24, 9)
     assert estimator.flops(shape).beside(2, 1) == exact.beside(2, 1)
+
+
+@pytest.mark.parametrize("settings", [{"method": "lisa", "layers": 2}, {"method": "hift", "layers": 2}], ids=str)
+def test_operations_where_several_layers_train_at_once_are_those_at_full_depth(deeper, settings):
+    """On the line through one and two layers, in which all train, every layer's weight gradient would count."""
+    shape = Shape(technique(**settings), "float32", 24, 10, False)
+    exact = trace_flops(deeper, shape, layers=8, device="cpu").rounded()
+    found = Estimator(deeper, TrainConfig(), "cpu").flops(shape)
+    assert found.train(2, 24, 9) == exact.train(2, 24, 9)

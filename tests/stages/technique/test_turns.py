@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from data_contracts.config import TrainConfig
+from stages.technique.blocks import all_blocks, size_of
 from stages.technique.step import optimizer_step, trainable
 from tests.stages.technique.setting import llama, technique, windows
+from tests.stages.train.small import llama as small
 
 
 def begun(method, layers=3, **settings):
@@ -19,35 +21,55 @@ def place(name):
     return int(parts[2]) if parts[1] == "layers" else parts[1]
 
 
-def test_hifts_groups_take_turns_step_by_step_from_embeddings_to_the_last_norm():
+def test_hifts_groups_take_turns_step_by_step_and_a_last_norm_wastes_no_turn():
     optimizer, seen = begun("hift"), []
-    for window in windows(10):
+    for window in windows(8):
         optimizer.step(window, 1e-2, clip=1.0)
         seen.append({place(name) for name in trainable(optimizer.model)})
-    assert seen == [{"embed_tokens"}, {0}, {1}, {2}, {"norm"}] * 2
+    assert seen == [{"embed_tokens"}, {0}, {1}, {2, "norm"}] * 2
+
+
+def test_blocks_of_everything_hold_every_weight_once_and_a_head_of_its_own_has_a_turn():
+    for tied, count in ((True, 3), (False, 4)):
+        model = small(tied=tied)
+        blocks = all_blocks(model)
+        assert len(blocks) == count
+        held = [id(item) for block in blocks for item in block.values()]
+        assert sorted(held) == sorted(map(id, model.parameters()))
+    assert {place(name) for name in blocks[-1] if name != "lm_head.weight"} == {"norm"}
+
+
+def test_badams_embeddings_take_a_turn_where_asked_for():
+    optimizer, seen = begun("badam", embeddings=True, block_steps=2, order="ascending"), []
+    for window in windows(8):
+        optimizer.step(window, 1e-2, clip=1.0)
+        seen.append({place(name) for name in trainable(optimizer.model)})
+    assert seen == [item for item in ({"embed_tokens"}, {0}, {1}, {2, "norm"}) for _ in range(2)]
+    method = technique("badam", embeddings=True)
+    assert method.trainable_count(llama(3)) == max(map(size_of, all_blocks(llama(3))))
 
 
 def test_hift_is_adamw_on_each_group_with_moments_that_are_not_forgotten():
     ours, theirs = begun("hift"), llama(3).train()
     groups = [[dict(theirs.named_parameters())[name] for name in group] for group in ours.blocks]
     references = [torch.optim.AdamW(group, lr=1e-2, weight_decay=0.0) for group in groups]
-    for number, window in enumerate(windows(10)):
+    for number, window in enumerate(windows(8)):
         theirs.requires_grad_(False)
-        for item in groups[number % 5]:
+        for item in groups[number % 4]:
             item.requires_grad_(True)
-        optimizer_step(theirs, references[number % 5], window, clip=1.0)
+        optimizer_step(theirs, references[number % 4], window, clip=1.0)
         ours.step(window, 1e-2, clip=1.0)
     for name, value in ours.model.state_dict().items():
         torch.testing.assert_close(value, theirs.state_dict()[name], rtol=1e-5, atol=1e-6)
-    assert ours.plain()["counts"] == [2] * 5
+    assert ours.plain()["counts"] == [2] * 4
 
 
 def test_hifts_rate_changes_once_a_cycle():
     optimizer, seen = begun("hift"), []
-    for number, window in enumerate(windows(11)):
+    for number, window in enumerate(windows(9)):
         optimizer.step(window, 1e-3 * (number + 1), clip=1.0)
         seen.append(optimizer.adamw.param_groups[0]["lr"])
-    assert seen == [1e-3] * 5 + [6e-3] * 5 + [11e-3]
+    assert seen == [1e-3] * 4 + [5e-3] * 4 + [1e-3 * 9]
 
 
 def test_lisa_trains_what_lies_outside_always_and_drops_the_moments_of_layers():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_contracts.config import TrainConfig
 from data_contracts.errors import ConfigError
 from stages.train.order import Visits, lay_out, refuse_no_step
 from stages.train.windows import due_steps
@@ -34,6 +35,17 @@ def test_windows_can_be_asked_for_in_any_order(repeats, epochs, window):
     assert [backwards[step].tolist() for step in reversed(range(backwards.steps))] == stream[::-1]
     with pytest.raises(IndexError):
         forwards[forwards.steps]
+
+
+@given(REPEATS, st.integers(1, 12), st.lists(st.floats(0.1, 1.5), min_size=2, max_size=4))
+def test_segments_one_after_the_other_are_one_stream(repeats, window, lengths):
+    stream: list[int] = []
+    for epochs in lengths:
+        part = Visits(repeats, epochs, window, 3, start=len(stream))
+        stream += [row for step in range(part.steps) for row in part[step].tolist()]
+        assert part.visited(part.steps) == len(stream)
+    whole = Visits(repeats, len(stream) / int(repeats.sum()), window, 3)
+    assert stream == [row for step in range(whole.steps) for row in whole[step].tolist()]
 
 
 PHASED = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), min_size=1, max_size=30)
@@ -111,9 +123,9 @@ def test_a_layout_holds_every_place_once_and_no_more_rows_than_asked(lengths, mi
 def test_no_step_at_all_is_refused_with_its_numbers():
     plan = plan_of(micro_batch=4, accumulation=8)
     with pytest.raises(ConfigError, match=r"0 steps: 3 rows < 4 x 8 = 32 per step with drop_last"):
-        refuse_no_step(3, plan, drop_last=True)
-    refuse_no_step(3, plan, drop_last=False)
-    refuse_no_step(32, plan, drop_last=True)
+        refuse_no_step(3, plan, TrainConfig(drop_last=True))
+    refuse_no_step(3, plan, TrainConfig(drop_last=False))
+    refuse_no_step(32, plan, TrainConfig(drop_last=True))
 
 
 @given(st.integers(1, 200), st.integers(1, 20))

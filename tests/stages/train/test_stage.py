@@ -180,6 +180,25 @@ def test_a_second_segment_goes_on_from_the_first(tmp_path):
     assert set(loaded.moments) == {name for name, item in loaded.model.named_parameters() if item.requires_grad}
 
 
+def test_a_segment_that_ended_in_a_pass_is_followed_by_the_rows_it_did_not_reach(tmp_path):
+    house = House(tmp_path, rows=16, selection={"order": [0] * 8 + [1] * 8})
+    more, visited, epochs = {}, [], []
+    for name in ("first", "second", "third"):
+        summary, work = train(tmp_path / name, house, epochs=0.5, evaluations=1, more=more)
+        visited.append({row["example_id"] for row in work.rows("example_losses")})
+        epochs.append(work.rows("curve")[-1]["epoch"])
+        more = {"checkpoint": work.artifact("checkpoint")}
+        if name == "second":
+            assert summary.facts["phases"] == "2 of 2 begun"
+    assert visited == [set(house.ids[:8]), set(house.ids[8:]), set(house.ids[:8])]
+    assert epochs == [0.5, 1.0, 1.5]
+    other = House(tmp_path / "other", rows=16, selection={"weight": [2.0] * 16})  # another selection begins anew
+    _, work = train(tmp_path / "fourth", other, epochs=0.5, evaluations=1, more=more)
+    assert work.rows("curve")[-1]["epoch"] == 0.5
+    trainer = json.loads((work.artifact("checkpoint").folder / "trainer.json").read_text())
+    assert sorted(trainer["visited"].values()) == [8, 24]
+
+
 def test_full_can_follow_lora_and_lora_cannot_follow_full(tmp_path):
     lora = House(tmp_path / "lora", plan={"technique": {"method": "lora", "r": 4}})
     full = House(tmp_path / "full")

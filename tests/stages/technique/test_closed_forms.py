@@ -72,10 +72,11 @@ CASES: list[tuple[Mapping[str, Any], int, int]] = [  # settings, window, operati
     ({"method": "peqa"}, 0, FORWARD + HEAD + FROM_FIRST_LAYER + L * LAYER),
     ({"method": "dqt", "bits": 8}, 0, FULL),
     ({"method": "baoc", "state_share": 0.7, "probe_steps": 2}, 0, FULL),
+    ({"method": "lopt"}, 0, FULL + 6 * 2 * H * (H // 4) * T * B),  # one head: down to a quarter and back
     *(({"method": "badam", "block_steps": 1, "order": "ascending"}, layer, block(layer)) for layer in range(L)),
     ({"method": "hift"}, 0, FORWARD + 2 * HEAD + L * THROUGH),  # the embedding is the head's weight too
     ({"method": "hift"}, 2, block(1)),
-    ({"method": "hift"}, L + 1, FORWARD + HEAD),  # the last norm
+    ({"method": "hift"}, L, block(L - 1)),  # and the last norm, which has no product
     ({"method": "lisa", "layers": 2, "block_steps": 2}, 0, FORWARD + 2 * HEAD + L * THROUGH + 2 * LAYER),
     ({"method": "galore", "rank": 4}, 0, FULL + 2 * 2 * 4 * L * W),  # into the space and back
     ({"method": "apollo", "rank": 4}, 0, FULL + 2 * 4 * L * W),

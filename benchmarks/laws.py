@@ -54,7 +54,7 @@ def foretold(curve: Recorded, share: float) -> dict[str, Told]:
     once = curve.rows[-1]["tokens"] * min(1.0, int(rows) / (curve.rows[-1]["step"] * WINDOW))
     table = history(state, PARAMETERS[model], once)
     ahead = {"parameters": [PARAMETERS[model]], "tokens": [last["tokens"]], "unique": [once]}
-    loss, found = last["validation_loss"], {}
+    loss, found = last["validation_loss"], dict[str, Told]()
     for name in LAWS:
         fitted = law_of(name).fit(table, np.random.default_rng(0), resamples=RESAMPLES)
         told = fitted.forecast(ahead, LEVEL)

@@ -296,7 +296,16 @@ class ArmConfig(Frozen):
     coverage: MethodSettings = Field(default_factory=lambda: {"method": "full"})
     selector: MethodSettings = Field(default_factory=lambda: {"method": "top_k"})
     epochs: float = Field(4.0, gt=0, description="Most visits of a chosen row that the rest of the budget should make.")
-    fraction: float | None = Field(None, gt=0, le=1, description="Of the pool's rows; unset follows from `epochs`.")
+    kind: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of the pool that is of the target's kind: so much is chosen, and visited up to `epochs` "
+        "times before others are; unset: what words tell, or a tenth.",
+    )
+    fraction: float | None = Field(
+        None, gt=0, le=1, description="Of the pool's rows, whatever `kind` is; unset follows from the budget."
+    )
     passes: float = Field(
         0.0,
         ge=0,

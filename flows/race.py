@@ -16,7 +16,18 @@ from data_contracts.config import ArmConfig, Config, SelectConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.errors import BudgetError, ConfigError, InputError, MethodError
 from data_contracts.records import Decision, Likeness, Plan, Ref, Result, Weighing
-from flows.arms import PROBE_VISITS, chooses, contest, expected_price, least_probe, said, sections, share_of, spendable
+from flows.arms import (
+    PROBE_VISITS,
+    chooses,
+    contest,
+    expected_price,
+    first_share,
+    least_probe,
+    said,
+    sections,
+    share_of,
+    spendable,
+)
 from flows.mixing import mixed
 
 R = TypeVar("R", bound=Frozen)
@@ -152,7 +163,7 @@ def likenesses(
     for arm in arms[1:]:
         if arm.passes or not chooses([arms[0], arm], plan, limit):
             continue
-        settings = sections(run.config, arm, share_of(arm, plan, limit))
+        settings = sections(run.config, arm, first_share(arm, plan, limit))
         try:
             *_, selected = _choose(run, f"like-{arm.name}", settings, shared, shared["validation"])
         except CANNOT_WORK as error:
@@ -185,7 +196,7 @@ def _try(
     """Choose as the arm does, from a sample where it is dear, and train on it for `probe` FLOPs, whatever comes."""
     auto, config, name = run.config.auto, run.config, f"race-{arm.name}"
     part = auto.sample if arm.passes else 1.0
-    settings = sections(config, arm, share_of(arm, plan, limit) * part, auto.sample if arm.passes else None)
+    settings = sections(config, arm, first_share(arm, plan, limit) * part, auto.sample if arm.passes else None)
     *_, selected = _choose(run, name, settings, shared)
     trained = run.call_for(
         name,

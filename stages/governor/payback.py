@@ -171,11 +171,20 @@ def pick(arms: Sequence[Forecast], confidence: float) -> Forecast:
 
 
 def budget_fraction(spendable: float, pass_flops: float, epochs: float, kind: float = WORTH_CHOOSING) -> float:
-    """Return the share of the pool that `spendable` FLOPs are best spent on: `epochs` visits each at the most.
+    """Return how many visits a pass over the choice makes, as a share of the pool's rows.
 
     Up to four epochs teach nearly what fresh rows do (Muennighoff et al. 2023, arXiv 2305.16264), but fresh rows never
-    teach less: the share that is of the target's `kind` is taken, more where `epochs` visits of it do not use the
-    budget up, less where the budget does not visit that much once.
+    teach less. Where the budget does not visit the rows of the target's `kind` once, it visits as many as it can; where
+    it does not visit them more than `epochs` times, them alone. What it has beyond that goes to further rows, and those
+    of the kind are a core (`has_core`); where the kind is so much of the pool that there is no room for others, to so
+    much of the pool as it visits `epochs` times.
     """
     passes = spendable / pass_flops
-    return min(1.0, max(passes / epochs, min(passes, kind)))
+    if passes <= kind * epochs:
+        return min(passes, kind)
+    return min(1.0, passes if kind * epochs < 1.0 else passes / epochs)
+
+
+def has_core(fraction: float, epochs: float, kind: float) -> bool:
+    """Return whether of a choice with `fraction` the share `kind` is a core, visited `epochs` times, others once."""
+    return epochs > 1.0 and fraction > kind * epochs

@@ -2,9 +2,10 @@
 
 A pure function of (lengths, repeats, phases, seed): the same on every worker and after every resume. A segment that
 goes on with a selection goes on in its stream, so that a pass is finished before the next begins. In an epoch a
-phase of the selection (its column `order`) ends before the next begins; in a phase every row is visited once before one
-that repeats is visited again; otherwise the order is by chance. Inside a window rows are sorted by length, or packed;
-the gradient of a window does not depend on that (see the step), only its padding does.
+phase of the selection (its column `order`) ends before the next begins; in a phase the visits of a row are spread
+evenly, each by chance in its own part, so that rows that repeat equally are all visited before one is visited again.
+Inside a window rows are sorted by length, or packed; the gradient of a window does not depend on that (see the step),
+only its padding does.
 """
 
 from __future__ import annotations
@@ -99,11 +100,12 @@ class Visits:
             rows = np.arange(len(self.repeats), dtype=np.int32)
             stream, first = np.repeat(rows, self.repeats), np.cumsum(self.repeats) - self.repeats
             visit = np.random.default_rng([self.seed, epoch]).permutation(len(stream))
-            row = stream[visit]
+            row, chance = stream[visit], np.arange(len(stream)) / len(stream)
+            when = (visit - first[row] + chance) / self.repeats[row]  # visit j of r falls into [j / r, (j + 1) / r)
             phase = np.zeros_like(rows) if self.phases is None else self.phases
             while len(self._epochs) >= 2:  # a stream is read forwards: the epoch being read and the one after it
                 del self._epochs[next(iter(self._epochs))]
-            self._epochs[epoch] = row[np.lexsort((visit - first[row], phase[row]))]  # stable: chance decides the rest
+            self._epochs[epoch] = row[np.lexsort((when, phase[row]))]
         return self._epochs[epoch]
 
 

@@ -166,7 +166,8 @@ class FittedLaw:
         """
         columns = read_columns(runs, self.law.reads)
         constants = {name: values[:, None] for name, values in self.draws.items()}
-        drawn_BR = np.asarray(self.law.formula(constants, columns), dtype=np.float64)
+        with np.errstate(all="ignore"):  # a resample's constants may have gone to their ends
+            drawn_BR = np.asarray(self.law.formula(constants, columns), dtype=np.float64)
         count = len(self.residual_R)
         inflated = self.residual_R * np.sqrt(count / max(1, count - len(self.free)))
         drawn_BR = drawn_BR * np.exp(np.random.default_rng(seed).choice(inflated, size=drawn_BR.shape))

@@ -273,7 +273,7 @@ class GovernConfig(Frozen):
     """When to stop, re-select or anneal."""
 
     policy: MethodSettings = Field(
-        default_factory=lambda: {"method": "marginal_gain"},
+        default_factory=lambda: {"method": "gain_left"},
         description="When to go on, choose anew, anneal or stop: asha, fixed_rounds, gain_left, marginal_gain, "
         "median_stop, patience or share_past_best, each with its settings (docs/governor.md).",
     )

@@ -4,8 +4,9 @@ Planted pools (`benchmarks.cells`): a fifth are other rows of the five tasks who
 holdout, the rest rows of other categories, arithmetic and web text. Every arm has the same rows in the same order,
 rate, warm-up and decay, windows of 16 rows, and a limit on all that its segment spends: looking at candidates,
 directions, training and validation. Arms: `greats` (two candidates a row), the same with `curvature: 0`, `colm`. Each
-is held against plain training that is given what the arm really spent. Told are the holdout's losses an answer token,
-the steps made, what share of the FLOPs choosing took, and what share of the rows trained on was of the target's kind.
+is held against plain training that is given what the arm really spent, and against as many plain steps. Told are the
+holdout's losses an answer token, the steps made, what share of the FLOPs choosing took, and what share of the rows
+trained on was of the target's kind.
 
 Stated before it was run: one rate (3e-3), the FLOPs of 60 plain windows (20 with `--quick`), three categories drawn by
 a fixed seed, one seed each; the defaults of the selectors.
@@ -88,7 +89,7 @@ def cell(folder: Path, rows: Rows, own: frozenset[str], arm: str, seed: int, win
 def main() -> None:
     """Train all cells; the last line is one of JSON."""
     given = Options(__doc__, "one category, 20 windows; under a minute").read()
-    windows, found = 20 if given.quick else 60, list[tuple[str, Cell, Cell]]()
+    windows, found = 20 if given.quick else 60, list[tuple[str, Cell, Cell, Cell]]()
     categories = draw_categories(read_tasks(given.data), 3)[: 1 if given.quick else 3]
     with tempfile.TemporaryDirectory() as name:
         for seed, category in enumerate(categories):
@@ -98,20 +99,23 @@ def main() -> None:
             for arm in ARMS:
                 picked = cell(home / "segment", rows, own, arm, seed, windows, limit)
                 plain = cell(home / "segment", rows, own, "plain", seed, windows, picked["flops"])
-                for row in (picked, plain):
+                like = cell(home / "segment", rows, own, "plain", seed, picked["steps"], None)
+                for row in (picked, plain, like):
                     print(json.dumps({"category": category, **row}), flush=True)
-                found.append((arm, picked, plain))
-    arms = {arm: [(picked, plain) for name, picked, plain in found if name == arm] for arm in ARMS}
+                found.append((arm, picked, plain, like))
+    arms = {arm: [cells for name, *cells in found if name == arm] for arm in ARMS}
     report("batch_selectors", {
         arm: {
-            "holdout": round(statistics.mean(one["holdout"] for one, _ in pairs), 3),
-            "plain_holdout": round(statistics.mean(other["holdout"] for _, other in pairs), 3),
-            "won": f"{sum(one['holdout'] < other['holdout'] for one, other in pairs)} of {len(pairs)}",
-            "flops_over_plain": round(statistics.mean(one["flops"] / other["flops"] for one, other in pairs), 3),
-            "of_the_kind": round(statistics.mean(one["of_the_kind"] for one, _ in pairs), 3),
-            "plain_of_the_kind": round(statistics.mean(other["of_the_kind"] for _, other in pairs), 3),
+            "holdout": round(statistics.mean(one["holdout"] for one, _, _ in cells), 3),
+            "plain_holdout": round(statistics.mean(other["holdout"] for _, other, _ in cells), 3),
+            "plain_holdout_as_many_steps": round(statistics.mean(like["holdout"] for _, _, like in cells), 3),
+            "won": f"{sum(one['holdout'] < other['holdout'] for one, other, _ in cells)} of {len(cells)}",
+            "won_as_many_steps": f"{sum(one['holdout'] < like['holdout'] for one, _, like in cells)} of {len(cells)}",
+            "flops_over_plain": round(statistics.mean(one["flops"] / other["flops"] for one, other, _ in cells), 3),
+            "of_the_kind": round(statistics.mean(one["of_the_kind"] for one, _, _ in cells), 3),
+            "plain_of_the_kind": round(statistics.mean(other["of_the_kind"] for _, other, _ in cells), 3),
         }
-        for arm, pairs in arms.items()
+        for arm, cells in arms.items()
     })  # fmt: skip
 
 

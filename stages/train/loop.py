@@ -281,6 +281,8 @@ class _Segment:
                 direction=job.direction,
             )
             word = ACTIONS.index(choice.action)
+            made = {"step": self.telemetry.run_step, "action": choice.action, "reason": choice.reason}
+            self.telemetry.rows.add("choices", made)
             at.ended = choice.reason if word else at.ended
         (agreed,) = self.group.agree([word])
         if ACTIONS[int(agreed)] == "end":

@@ -22,7 +22,7 @@ from stages.train.guard import handed_on
 from stages.train.job import Job
 from stages.train.loop import RESULT, ROWS
 from stages.train.order import visits_of
-from stages.train.rows import TIMING, read_chunks
+from stages.train.rows import CHOICES, TIMING, read_chunks
 from stages.workers.train import run_workers
 
 ENTRY = "stages.train.loop:run_segment"
@@ -73,6 +73,8 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
                 rows[name] += chunk.num_rows
     timing = pa.concat_tables(list(read_chunks(job.home / ROWS, result["chunks"], "timing")))
     write_table(work.measured("curve", "timing.arrow"), TIMING, timing)
+    chosen = list(read_chunks(job.home / ROWS, result["chunks"], "choices"))
+    write_table(work.measured("curve", "choices.arrow"), CHOICES, pa.concat_tables([CHOICES.empty_table(), *chosen]))
     use = _memory_use(job, at, timing, device)
     work.measured("curve", "memory.json").write_text(use.model_dump_json(), encoding="utf-8")
     best = Best(job.home, job.pin).folder(at["best"]["step"])

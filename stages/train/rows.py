@@ -26,12 +26,20 @@ TIMING = pa.schema(
         pa.field("peak_bytes", pa.int64(), False),
     ]
 )
+CHOICES = pa.schema(
+    [
+        pa.field("step", pa.int64(), False),
+        pa.field("action", pa.string(), False),  # continue, anneal or end
+        pa.field("reason", pa.string(), False),
+    ]
+)
 SCHEMAS = {
     "curve": CURVE.schema,
     "example_losses": EXAMPLE_LOSSES.schema,
     "example_influence": EXAMPLE_INFLUENCE.schema,
     "example_choices": EXAMPLE_CHOICES.schema,
     "timing": TIMING,
+    "choices": CHOICES,
 }
 
 

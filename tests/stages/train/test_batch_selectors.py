@@ -120,10 +120,12 @@ def test_alignment_is_greedy_on_its_set_function_also_where_rows_oppose_each_oth
     assert gains.sum() == pytest.approx(value(taken))
 
 
+@pytest.mark.parametrize("packed", [False, True])
 def test_colm_takes_the_medoids_of_each_source_by_the_last_value_projections_gradients_through_adam(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
-    house = House(tmp_path, rows=24, selection={"weight": WEIGHT, "mixture": MIXTURE})
+    plan = {"packed": True, "row_tokens": 48, "micro_batch": 1, "accumulation": 4} if packed else {}
+    house = House(tmp_path, rows=24, plan=plan, selection={"weight": WEIGHT, "mixture": MIXTURE})
     watched = Watched(monkeypatch)
     _, work = train(tmp_path / "work", house, batch_selector=COLM, evaluations=1, **ADAM)
     name = "model.layers.1.self_attn.v_proj.weight"

@@ -15,6 +15,7 @@ a pilot of 50 steps on one seed had shown where rates lie, before any cell of th
     projections   0.90   every weight moves at every step, Adam's moments alone are approximate
     blocks        0.80   a layer has a fifth of the steps; lisa's outer weights have all of them
     packed        0.70   weights of few bits: as blocks with rounding and frozen outer weights, or scales alone
+    local         0.70   only the upper half reads the task, the lower one learns to keep what it was given
     capped        0.40   as packed, and a fourth of the rows alone is read by backward passes
     mixed         0.40   plain descent, two thirds of the rows read by backward passes
     zeroth        0.05   a step along one of d directions gains 1/d of a gradient step of that length (Malladi et al.
@@ -65,7 +66,7 @@ from benchmarks.segment import Rows, ingested, loss_of, plan_of, trained
 if TYPE_CHECKING:
     from data_contracts.records import ModelPin
 
-LEAST = {"full": 1.0, "adapters": 0.9, "projections": 0.9, "blocks": 0.8, "packed": 0.7, "capped": 0.4,
+LEAST = {"full": 1.0, "adapters": 0.9, "projections": 0.9, "blocks": 0.8, "packed": 0.7, "local": 0.7, "capped": 0.4,
          "mixed": 0.4, "zeroth": 0.05}  # fmt: skip
 """Of full fine-tuning's gain, by family: see above."""
 STEPS, WINDOW, MICRO, LONGEST = 100, 16, 4, 384
@@ -132,6 +133,7 @@ ARMS = {
     "apollo": _projected("apollo"),
     "hybrid": _hybrid("packed", {}),
     "hybrid_embeddings": _hybrid("packed", {"block_steps": STAY_OF_SIX, "embeddings": True}),
+    "lopt": Arm("local", {"method": "lopt"}, RATES["full"]),
     "mezo": Arm("zeroth", {"method": "mezo"}, RATES["zeroth"]),
     "lozo": Arm("zeroth", {"method": "lozo"}, RATES["zeroth"]),
     "subzero": Arm("zeroth", {"method": "subzero"}, RATES["zeroth"]),

@@ -112,7 +112,12 @@ def cases(layers: int) -> list[tuple[Shape, int, int, tuple[int, ...]]]:
     from stages.technique.base import Technique
 
     some, every = tuple(range(layers // 2)), tuple(range(layers))
-    found = [(shape_of(name), MICRO_BATCH, 2, blocks) for name in names(Technique) for blocks in ((), every)]
+    found = [
+        (shape_of(name), MICRO_BATCH, 2, blocks)
+        for name in names(Technique)
+        for blocks in ((), every)
+        if not blocks or shape_of(name).technique.whole
+    ]  # of others no plan recomputes any
     found += [(shape_of(each["method"], each), MICRO_BATCH, 2, blocks) for each in VARIANTS for blocks in ((), every)]
     for name in ("full", "lora"):
         found += [

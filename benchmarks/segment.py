@@ -39,7 +39,7 @@ class Rows:
         return read_table(self.tokens[split])
 
 
-def ingested(folder: Path, model: Path, splits: dict[str, list[dict[str, Any]]], longest: int) -> Rows:
+def ingested(folder: Path, model: Path, splits: dict[str, list[dict[str, Any]]], longest: int, **ingest: Any) -> Rows:
     """Run the stage `ingest` on these rows (instruction, input, output) and return what training reads."""
     from stages.model.pin import read_pin
     from stages.stage import Artifact
@@ -49,7 +49,7 @@ def ingested(folder: Path, model: Path, splits: dict[str, list[dict[str, Any]]],
     chain = Chain(folder, {
         "name": "segment", "seed": 0, "model": {"path": str(model)},
         "data": {split: f"{split}.jsonl" for split in splits},
-        "ingest": {"longest_tokens": longest, "truncation": "prompt_start"},
+        "ingest": {"longest_tokens": longest, "truncation": "prompt_start"} | ingest,
     })  # fmt: skip
     made = chain.call("ingest", chain.config())
     tokens = {split: chain.store.open(made.refs[f"{split}_tokens"]) / TABLE_FILE for split in splits}
@@ -68,7 +68,7 @@ def plan_of(technique: dict[str, Any], micro_batch: int, accumulation: int, row_
 
 def trained(
     folder: Path, rows: Rows, plan: Plan, train: TrainConfig, *, seed: int, count: int | None = None,
-    channel: Channel | None = None, **more: Any,
+    channel: Channel | None = None, targeted: bool = False, **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Train one segment in this process and return its result (`loop.RESULT`).
 
@@ -79,6 +79,7 @@ def trained(
         seed: of the order, of what is drawn, and of which rows are taken.
         count: how many rows of the pool are taken, None all.
         channel: is told of progress.
+        targeted: whether training reads the split `target`.
         more: fields of `Job`.
     """
     from stages.train.job import Job, Places
@@ -90,7 +91,8 @@ def trained(
     job = Job(
         folder=str(folder),
         places=Places(tokens=(str(rows.tokens["pool"]),), selection=str(selection),
-                      validation=str(rows.tokens["validation"])),
+                      validation=str(rows.tokens["validation"]),
+                      target=str(rows.tokens["target"]) if targeted else None),
         inputs={}, pin=rows.pin, plan=plan, train=train, order_seed=seed, torch_seed=seed,
         policy={"method": "patience", "patience": 10**6}, **more,
     )  # fmt: skip
@@ -103,11 +105,15 @@ def selected(path: Path, rows: Rows, seed: int, count: int | None) -> Path:
     """Write the selection of `count` rows of the pool drawn by `seed`, each once, and return where it lies."""
     import numpy as np
 
-    ids = np.random.default_rng(seed).permutation(rows.table("pool").column("example_id").to_pylist())[:count].tolist()
-    few = len(ids)
+    pool = rows.table("pool")
+    ids = np.random.default_rng(seed).permutation(pool.column("example_id").to_pylist())[:count].tolist()
+    few, source = (
+        len(ids),
+        dict(zip(pool.column("example_id").to_pylist(), pool.column("source").to_pylist(), strict=True)),
+    )
     write_table(path, SELECTION.schema, {
         "rank": list(range(few)), "example_id": ids, "weight": [1.0] * few, "repeats": [1] * few, "order": [0] * few,
-        "mixture": ["pool"] * few, "gain": [None] * few, "reason": [""] * few,
+        "mixture": [source[name] for name in ids], "gain": [None] * few, "reason": [""] * few,
     })  # fmt: skip
     return path
 

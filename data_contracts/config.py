@@ -260,6 +260,11 @@ class TrainConfig(Frozen):
         description="Note the influence of every visited row on the target (table `example_influence`), along a "
         "direction made at the segment's start, or again at each evaluation; unset does not.",
     )
+    batch_selector: MethodSettings | None = Field(
+        None,
+        description="Draw more rows than a window trains on and choose among them at every step: {method: greats} or "
+        "{method: colm}; docs/selection.md. Unset trains on every row drawn.",
+    )
     guard: GuardConfig | None = Field(default_factory=GuardConfig, description="Null trains without one.")
     workers: int = Field(0, ge=0, description="Ray Train workers; 0 is in this process.")
 
@@ -268,7 +273,7 @@ class GovernConfig(Frozen):
     """When to stop, re-select or anneal."""
 
     policy: MethodSettings = Field(
-        default_factory=lambda: {"method": "marginal_gain"},
+        default_factory=lambda: {"method": "gain_left"},
         description="When to go on, choose anew, anneal or stop: asha, fixed_rounds, gain_left, marginal_gain, "
         "median_stop, patience or share_past_best, each with its settings (docs/governor.md).",
     )
@@ -291,7 +296,16 @@ class ArmConfig(Frozen):
     coverage: MethodSettings = Field(default_factory=lambda: {"method": "full"})
     selector: MethodSettings = Field(default_factory=lambda: {"method": "top_k"})
     epochs: float = Field(4.0, gt=0, description="Most visits of a chosen row that the rest of the budget should make.")
-    fraction: float | None = Field(None, gt=0, le=1, description="Of the pool's rows; unset follows from `epochs`.")
+    kind: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of the pool that is of the target's kind: so much is chosen, and visited up to `epochs` "
+        "times before others are; unset: what words tell, or a tenth.",
+    )
+    fraction: float | None = Field(
+        None, gt=0, le=1, description="Of the pool's rows, whatever `kind` is; unset follows from the budget."
+    )
     passes: float = Field(
         0.0,
         ge=0,
@@ -332,7 +346,7 @@ class AutoConfig(Frozen):
         max_length=16,
         description="By name (random, bm25, cascade, influence) or settings. One is used untried; none: `auto` is off.",
     )
-    probe_share: float = Field(0.03, gt=0, le=0.2, description="What an arm's probe trains, of what may be spent.")
+    probe_share: float = Field(0.02, gt=0, le=0.2, description="What an arm's probe trains, of what may be spent.")
     most_probes: float = Field(
         0.2,
         gt=0,
@@ -428,6 +442,7 @@ SLICES: dict[str, tuple[str, ...]] = {
     "train": ("seed", "train", "govern"),
     "govern": ("budget", "govern", "train"),
     "weigh": ("seed", "auto"),
+    "quote": ("budget", "score", "select", "govern", "auto"),
     "evaluate": ("seed", "evaluate"),
     "judge": ("judge",),
     "promote": ("promote",),

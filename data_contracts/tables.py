@@ -271,6 +271,24 @@ EXAMPLE_INFLUENCE = Contract(
     about="One row a visit of an example: what it did for the target; positive lowers the target's loss.",
 )
 
+EXAMPLE_CHOICES = Contract(
+    "example_choices",
+    1,
+    pa.schema(
+        [
+            _field("step", INT64),
+            _field("position", INT32),  # place among the step's candidates
+            _field("example_id", TEXT),
+            _field("chosen", BOOL),  # whether the step trained on it
+            _field("weight", F32),  # factor on its loss beside the selection's own; 0 where it was not chosen
+            _field("gain", F64, True),  # in the batch selector's objective when it was taken; null where it has none
+        ]
+    ),
+    key=("step", "position"),
+    invariants=(Finite("weight"), Within("weight", 0), Finite("gain")),
+    about="One row a candidate of a step: which ones the batch selector had it train on.",
+)
+
 EVALUATION = Contract(
     "evaluation",
     1,
@@ -325,6 +343,7 @@ TABLES = {
         CURVE,
         EXAMPLE_LOSSES,
         EXAMPLE_INFLUENCE,
+        EXAMPLE_CHOICES,
         EVALUATION,
         CONTAMINATION,
     )

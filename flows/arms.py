@@ -2,7 +2,8 @@
 
 Words tell for nothing whether an arm that reads text takes rows of the target's kind: where it surely does, it is used;
 where it surely does not, it is left out. So is an arm whose choosing would take too much of what may be spent, or whose
-probe would tell nothing. Between those left a race decides (`race`).
+probe would tell nothing. Between those left a race decides (`race`), and where there is no room for one what is
+likelier.
 """
 
 from __future__ import annotations
@@ -13,10 +14,19 @@ from dataclasses import dataclass
 from data_contracts.config import ArmConfig, AutoConfig, Config, ScoreConfig, SelectConfig
 from data_contracts.cost import Frozen
 from data_contracts.records import Decision, Likeness, Plan
-from stages.governor.payback import WORTH_CHOOSING, budget_fraction, moves_enough
+from stages.governor.payback import (
+    WORTH_CHOOSING,
+    WORTH_MOVING,
+    budget_fraction,
+    expected_price,
+    has_core,
+    moves_enough,
+)
 
 MOST_OF_THE_POOL = 0.9
 """An arm that takes more of the pool does not choose."""
+LEAST_KIND = 0.01
+"""Of the pool: a core of fewer rows is not taken, whatever words tell."""
 PROBE_VISITS = 2.0
 """Of a row in a probe at the most: beyond, what is compared is over-fitting to a sample."""
 
@@ -58,7 +68,7 @@ def contest(
             pool has of the kind.
     """
     first, *others = arms
-    others = [_of_the_kind(arm, plan, limit, told.get(arm.name)) for arm in others]
+    others = [of_the_kind(arm, told.get(arm.name)) for arm in others]
     out = {arm.name: why for arm in others if (why := left_out(arm, plan, limit, auto, least, told.get(arm.name)))}
     standing = [first, *(arm for arm in others if arm.name not in out)]
     probe = probe_flops(len(standing), limit, auto, least) if chooses(standing, plan, limit) else 0.0
@@ -67,15 +77,25 @@ def contest(
         best = max(sure, key=lambda arm: told[arm.name].moved)
         out.pop(best.name, None)
         return Contest((best,), 0.0, "the rows it takes are surely of the target's kind", out)
+    likely = [arm for arm in others if _likely(told.get(arm.name)) and chooses([first, arm], plan, limit)]
+    if likely and not probe:
+        best = max(likely, key=lambda arm: told[arm.name].moved)
+        return Contest((best,), 0.0, "the rows it takes are likely of the target's kind, and nothing can be tried", out)
     if not probe:
         return Contest((first,), 0.0, _untold(standing, plan, limit, auto, least), out)
     return Contest(tuple(standing), probe, "", out)
 
 
-def _of_the_kind(arm: ArmConfig, plan: Plan, limit: float, likeness: Likeness | None) -> ArmConfig:
-    if likeness is None or arm.fraction:
+def _likely(likeness: Likeness | None) -> bool:
+    """Return whether a choice is more likely than not to move enough."""
+    return likeness is not None and likeness.moved > WORTH_MOVING
+
+
+def of_the_kind(arm: ArmConfig, likeness: Likeness | None) -> ArmConfig:
+    """Return the arm with what share of the pool is of its kind, where words tell that and nothing is set."""
+    if likeness is None or arm.fraction or arm.kind:
         return arm
-    return arm.model_copy(update={"fraction": share_of(arm, plan, limit, likeness.pool)})
+    return arm.model_copy(update={"kind": max(LEAST_KIND, likeness.pool)})
 
 
 def said(likeness: Likeness) -> str:
@@ -117,26 +137,29 @@ def probe_flops(arms: int, limit: float, auto: AutoConfig, least: float) -> floa
     return least if arms * least <= auto.most_probes * limit else 0.0
 
 
-def expected_price(arm: ArmConfig, plan: Plan) -> float:
-    """Return the FLOPs that choosing this way from the whole pool is expected to cost, before it was tried.
-
-    `arm.passes` trainings on each row that its filters let through.
-    """
-    share = arm.passes
-    for settings in arm.coverage.get("filters", ()):
-        share *= float(settings.get("keep", 1.0))
-    return share * plan.pass_flops
+def share_of(arm: ArmConfig, plan: Plan, limit: float) -> float:
+    """Return how many visits a pass over an arm's choice makes where `limit` FLOPs may be spent, of the pool's rows."""
+    return arm.fraction or budget_fraction(_left(arm, plan, limit), plan.pass_flops, arm.epochs, _kind(arm))
 
 
-def share_of(arm: ArmConfig, plan: Plan, limit: float, kind: float = WORTH_CHOOSING) -> float:
-    """Return the share of the pool that an arm takes where `limit` FLOPs may be spent; `kind`: that is worth it."""
-    left = max(1.0, limit - expected_price(arm, plan))
-    return arm.fraction or budget_fraction(left, plan.pass_flops, arm.epochs, kind)
+def first_share(arm: ArmConfig, plan: Plan, limit: float) -> float:
+    """Return the share of the pool that an arm is judged by: its choice, or the core of it."""
+    share = share_of(arm, plan, limit)
+    return _kind(arm) if not arm.fraction and has_core(share, arm.epochs, _kind(arm)) else share
+
+
+def _left(arm: ArmConfig, plan: Plan, limit: float) -> float:
+    return max(1.0, limit - expected_price(arm, plan))
+
+
+def _kind(arm: ArmConfig) -> float:
+    return arm.kind or WORTH_CHOOSING
 
 
 def chooses(arms: Sequence[ArmConfig], plan: Plan, limit: float) -> bool:
-    """Return whether an arm beside the first would leave a tenth of the pool out, or more."""
-    return any(share_of(arm, plan, limit) <= MOST_OF_THE_POOL for arm in arms[1:])
+    """Return whether an arm beside the first would not visit nine tenths of the pool `epochs` times."""
+    shares = (arm.fraction or _left(arm, plan, limit) / plan.pass_flops / arm.epochs for arm in arms[1:])
+    return any(share <= MOST_OF_THE_POOL for share in shares)
 
 
 def left_out(
@@ -155,7 +178,7 @@ def left_out(
         return "too few of the rows it takes are of the target's kind"
     if expected_price(arm, plan) > auto.most_price * limit:
         return f"its price is above {auto.most_price:.0%}"
-    one_pass = plan.pass_flops * share_of(arm, plan, limit) * (auto.sample if arm.passes else 1.0)
+    one_pass = plan.pass_flops * first_share(arm, plan, limit) * (auto.sample if arm.passes else 1.0)
     if max(auto.probe_share * limit, least) > PROBE_VISITS * one_pass:
         return f"its probe would visit a row more than {PROBE_VISITS:g} times"
     return ""
@@ -167,7 +190,8 @@ def sections(config: Config, arm: ArmConfig, fraction: float, sample: float | No
     Args:
         config: what the arm does not set stays as it is there.
         arm: the way of choosing.
-        fraction: of the pool's rows.
+        fraction: visits a pass over the choice makes, of the pool's rows; beyond `epochs` times the arm's `kind` that
+            is a core, and further rows are visited once. A repetition that the configuration asks for stands instead.
         sample: share of the pool that is scored, drawn by chance behind the arm's own filters; None: all.
     """
     coverage = arm.coverage
@@ -176,4 +200,6 @@ def sections(config: Config, arm: ArmConfig, fraction: float, sample: float | No
         coverage = {"method": "cascade", "filters": [*filters, {"method": "random", "keep": sample}]}
     score = ScoreConfig(**{**config.score.model_dump(), "scorer": arm.scorer, "coverage": coverage})
     kept = {name: getattr(config.select, name) for name in ("include_target", "noise", "mixture", "repetition")}
+    if not kept["repetition"] and not arm.fraction and has_core(fraction, arm.epochs, _kind(arm)):
+        kept["repetition"] = {"method": "core", "share": _kind(arm), "visits": arm.epochs}
     return {"score": score, "select": SelectConfig(selector=arm.selector, fraction=min(1.0, fraction), **kept)}

@@ -88,6 +88,21 @@ class _Heap:
         return row, -minus
 
 
+def kept_greedy(objective: Objective, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (rows, gains) of greedy's choice for an objective that keeps all gains; it need not be submodular."""
+    count = min(count, objective.size)
+    rows, gains = np.empty(count, dtype=np.int64), np.empty(count)
+    taken_n = np.zeros(objective.size, dtype=bool)
+    for step in range(count):
+        every_n = objective.kept()
+        assert every_n is not None, "the objective keeps its gains"
+        rows[step] = np.where(taken_n, -np.inf, _finite(every_n)).argmax()
+        gains[step] = every_n[rows[step]]
+        taken_n[rows[step]] = True
+        objective.add(int(rows[step]))
+    return rows, gains
+
+
 def stochastic_greedy(
     objective: Objective, count: int, rng: np.random.Generator, *, epsilon: float = 0.05
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
     facility location  Σᵢ max_{j∈S} sᵢⱼ: every row has one near it (monotone submodular for s ≥ 0)
     graph cut          λ Σᵢ Σ_{j∈S} sᵢⱼ − Σ_{i,j∈S} sᵢⱼ: near to all, unlike each other (submodular; monotone for λ ≥ 2)
     feature based      Σᵤ g(Σ_{j∈S} xⱼᵤ), g concave: something of every feature (monotone submodular for x ≥ 0)
+    alignment          Σ_{j∈S} wⱼ − λ/2 Σ_{i,j∈S} sᵢⱼ: each worth much, together no step too far (not monotone)
 
 A row that was taken has no gain. Imports no torch. Shapes: n candidates, i items to be covered, B candidates at a time.
 """
@@ -173,3 +174,28 @@ class FeatureBased:
     def add(self, row: int) -> None:
         """Put `row` into the set."""
         self._total_K += self._amount_nK[row]
+
+
+class Alignment:
+    """Worth of each row less half of `trade` times the likeness of all pairs taken, each row to itself among them.
+
+    With gradients' products for both, what a step along their sum takes off a loss, to second order (GREATS, Wang et
+    al. 2024, section 4). Where likeness is negative it is not submodular: choose by `kept_greedy`.
+    """
+
+    def __init__(self, worth_n: np.ndarray, likeness_nn: np.ndarray, trade: float) -> None:
+        self.size = len(worth_n)
+        self._trade, self._likeness_nn = trade, np.asarray(likeness_nn, dtype=np.float64)
+        self._gain_n = np.asarray(worth_n, dtype=np.float64) - trade / 2 * self._likeness_nn.diagonal()
+
+    def kept(self) -> np.ndarray:
+        """Return every candidate's gain."""
+        return self._gain_n
+
+    def gains(self, rows_B: np.ndarray) -> np.ndarray:
+        """Return worth less likeness to the set."""
+        return np.asarray(self._gain_n[rows_B])
+
+    def add(self, row: int) -> None:
+        """Put `row` into the set."""
+        self._gain_n = self._gain_n - self._trade * self._likeness_nn[row]

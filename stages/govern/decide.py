@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median_low
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -29,8 +29,6 @@ from stages.governor.state import State
 
 TRAINING = ("warm_up", "train")
 CHOOSING = ("score", "select")
-
-SegmentRow = tuple[int, str, int, float | None, float | None, float | None]
 
 
 class Settings(Protocol):
@@ -49,8 +47,8 @@ def decide(
     plan: Plan,
     previous: Decision | None,
     spent: Ledger,
-) -> tuple[Decision, tuple[SegmentRow, ...]]:
-    """Return the decision after the latest of `curves`, and one row a segment for people.
+) -> tuple[Decision, State]:
+    """Return the decision after the latest of `curves`, and the state that it was made from.
 
     Args:
         settings: the sections `budget` and `govern`.
@@ -98,6 +96,7 @@ def decide(
         "least_segment_flops": least,
         "step_flops": median_low(steps),
         **{f"segment_{i}_action": action for i, action in enumerate(actions)},
+        **{f"segment_{i}_reason": reason for i, reason in enumerate(_reasons(previous), start=1)},
     }
     if choice.action == "reselect" and spendable is not None:
         expected = plan.pass_flops if choosing is None else choosing
@@ -118,7 +117,7 @@ def decide(
         remaining=remaining,
         numbers=numbers,
     )
-    return decision, _segments(state)
+    return decision, state
 
 
 def _choose(
@@ -155,6 +154,16 @@ def _actions(previous: Decision | None) -> tuple[str, ...]:
     return (*(str(previous.numbers[f"segment_{i}_action"]) for i in range(previous.round + 1)), previous.action)
 
 
+def _reasons(previous: Decision | None) -> tuple[str, ...]:
+    """Return why each segment after the warm-up was made, carried along like the actions."""
+    if previous is None:
+        return ()
+    return (
+        *(str(previous.numbers.get(f"segment_{i}_reason", "")) for i in range(1, previous.round + 1)),
+        previous.reason,
+    )
+
+
 def _spendable(
     budget: Budget, remaining: Budget, spent: Ledger, evaluation_share: float
 ) -> tuple[int | None, Stock | None]:
@@ -189,21 +198,3 @@ def _mean_choosing(spent: Ledger, actions: Sequence[str]) -> int | None:
         return None
     mixing = spent.by_stage().get("mix", Cost()).flops  # its short trainings are charged as probes
     return (sum(cost.flops for cause, cost in spent.by_cause().items() if cause in CHOOSING) + mixing) // times
-
-
-def _segments(state: State) -> tuple[SegmentRow, ...]:
-    rows: list[Any] = []
-    for index in range(state.last_segment + 1):
-        inside, start = state.segment(index), state.start(index)
-        lowest = min((point.loss or 0.0 for point in inside), default=None)
-        rows.append(
-            (
-                index,
-                state.actions[index],
-                state.segment_flops(index),
-                state.shown(start.loss if start else None),
-                state.shown(lowest),
-                state.segment_gain(index),
-            )
-        )
-    return tuple(rows)

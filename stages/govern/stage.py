@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from data_contracts.arrow import read_table
 from data_contracts.config import BudgetConfig, GovernConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.method import Method
-from data_contracts.records import Decision, Plan, Summary, Table
-from stages.stage import Inputs, Stage, Takes, Work
+from data_contracts.records import Decision, Plan, Summary
+from stages.stage import Artifact, Inputs, Stage, Takes, Work
+
+CHOICES = "choices.arrow"
+"""Beside a curve: what the policy chose after each evaluation inside its segment."""
 
 
 class GovernSlice(Frozen):
@@ -46,19 +50,24 @@ class Govern(Stage[GovernSlice]):
         return [(Policy, config.govern.policy, "govern.policy")]
 
     def run(self, config: GovernSlice, inputs: Inputs, work: Work) -> Summary:
-        """Write the decision."""
+        """Write the decision, and a page and a picture of the run's course beside it."""
         from stages.govern.decide import decide
+        from stages.govern.outlook import Outlook, by_cause, decisions, expected, marks, segments
+        from stages.govern.page import show
 
-        previous = inputs.maybe("decision")
-        decision, segments = decide(
+        previous, spent = inputs.maybe("decision"), work.spent()
+        decision, state = decide(
             config,
             [artifact.table() for artifact in inputs.all("curve")],
             [artifact.ref for artifact in inputs.all("checkpoint")],
             inputs.one("plan").record(Plan),
             previous.record(Decision) if previous else None,
-            work.spent(),
+            spent,
         )
         work.record("decision", decision)
+        left = decision.numbers["spendable_flops"]
+        outlook = Outlook.of(state, int(left) if left is not None else decision.segment_flops)
+        bought = outlook.buys(outlook.left)
         facts: dict[str, str | int | float | bool | None] = {
             "action": decision.action,
             "reason": decision.reason,
@@ -70,14 +79,26 @@ class Govern(Stage[GovernSlice]):
             "what binds": decision.numbers["binding"],
             "direction": decision.direction,
         }
+        if bought is not None:
+            facts["all that is left would bring"] = "{:.3g} nats, {:.3g} to {:.3g} at 80 %".format(*bought)
         if decision.non_finite_steps:
             facts["steps with a non-finite loss"] = ", ".join(map(str, decision.non_finite_steps))
-        columns = ("segment", "action", "FLOPs", "loss at its start", "lowest loss", "gain (nats)")
-        return Summary(
+        made = marks(decision, state, [choice for curve in inputs.all("curve") for choice in chosen_inside(curve)])
+        summary = Summary(
             title=f"govern: {decision.action}",
             facts=facts,
-            tables=(Table(title="Segments", columns=columns, rows=segments),),
+            tables=(segments(state), decisions(made), expected(outlook, decision), by_cause(spent)),
         )
+        show(outlook, made, config.govern.metric, summary, work)
+        return summary
+
+
+def chosen_inside(curve: Artifact) -> list[tuple[int, str, str]]:
+    """Return (step, action, reason) of each choice that a policy made inside a segment; none where none was asked."""
+    path = curve.measured(CHOICES)
+    if not path.is_file():
+        return []
+    return [(row["step"], row["action"], row["reason"]) for row in read_table(path).to_pylist()]
 
 
 STAGE = Govern()

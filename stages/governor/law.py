@@ -24,6 +24,8 @@ from stages.governor.state import State
 Columns = Mapping[str, np.ndarray]
 FLOPS_PER_PARAMETER_TOKEN = 6
 """Forward and backward pass: C = 6 N D (Kaplan et al. 2020, section 2.1)."""
+MOST_UNTOLD = 0.5
+"""Of the lowest loss seen: the most that a term which the runs do not tell may take."""
 
 
 class LossModel(Method):
@@ -35,6 +37,8 @@ class LossModel(Method):
     """Columns of a run table, each positive: parameters, tokens, unique, batch, steps, flops, compression."""
     told_by: ClassVar[Mapping[str, str]] = {}
     """Constants that only a table with several values of this column tells; the others are told by any table."""
+    height: ClassVar[str | None] = None
+    """The constant that sets the size of `by_parameters`, the term of what a run's parameters alone leave."""
     starts: ClassVar[Mapping[str, tuple[float, ...]]] = {}
     """Grid that the fit starts from, beside the law's own constants; a constant left out starts at its own."""
 
@@ -42,6 +46,11 @@ class LossModel(Method):
     def formula(cls, constants: Mapping[str, Any], runs: Columns) -> Any:
         """Return the loss; constants may be complex (derivatives are taken by complex steps)."""
         raise TypeError(f"{cls.__name__} defines no formula")
+
+    @classmethod
+    def by_parameters(cls, constants: Mapping[str, Any], runs: Columns) -> Any:
+        """Return what the parameters leave of the loss, were data no limit, (R,)."""
+        raise TypeError(f"{cls.__name__} has no term of the parameters")
 
     def predict(self, runs: Mapping[str, Any]) -> np.ndarray:
         """Return the loss of each run, shape (R,). Raises `InputError` for a column that is absent or not positive."""
@@ -74,10 +83,28 @@ class LossModel(Method):
                 f"{len(runs['loss'])} run(s) for {len(free)} constants",
                 "give more runs, or a law with fewer constants",
             )
-        fitted = minimise(self.formula, self.constants(), free, self.starts, runs)
+        fitted = minimise(self.formula, self._kept(runs, free), free, self.starts, runs)
         draws = bootstrap(self.formula, fitted, free, runs, resamples, rng)
         law = type(self)(**fitted)
         return FittedLaw(law, free, draws, np.log(runs["loss"]) - np.log(law.predict(runs)))
+
+    def _kept(self, runs: Columns, free: Sequence[str]) -> dict[str, float]:
+        """Return the constants to fit from. Where the runs do not tell the term of the parameters and it alone would be
+        more than `MOST_UNTOLD` of the lowest loss, as with a small model on easy text, it is lowered to that: its sum
+        with the other terms is what they tell."""
+        constants = self.constants()
+        height = self.height
+        if height is None or height in free:
+            return constants
+        most = float(np.log(MOST_UNTOLD * runs["loss"].min()))
+        above, higher = (
+            float(np.log(np.max(self.by_parameters({**constants, height: constants[height] + more}, runs))))
+            for more in (0.0, 1.0)
+        )
+        constants[height] -= max(0.0, above - most) / (
+            higher - above
+        )  # the term is a power of the height's exponential
+        return constants
 
     def optimal(self, flops: float, **given: float) -> tuple[float, float]:
         """Return (parameters, tokens) with the lowest loss for `flops` = 6 N D; `given` are the law's other columns.
@@ -139,7 +166,8 @@ class FittedLaw:
         """
         columns = read_columns(runs, self.law.reads)
         constants = {name: values[:, None] for name, values in self.draws.items()}
-        drawn_BR = np.asarray(self.law.formula(constants, columns), dtype=np.float64)
+        with np.errstate(all="ignore"):  # a resample's constants may have gone to their ends
+            drawn_BR = np.asarray(self.law.formula(constants, columns), dtype=np.float64)
         count = len(self.residual_R)
         inflated = self.residual_R * np.sqrt(count / max(1, count - len(self.free)))
         drawn_BR = drawn_BR * np.exp(np.random.default_rng(seed).choice(inflated, size=drawn_BR.shape))

@@ -39,10 +39,11 @@ class Objective:
 
     def constants(self, theta_P: np.ndarray) -> dict[str, Any]:
         """Return all constants; `theta_P` may have any further axes, which the free ones keep with one for the runs."""
-        moved = {
-            name: (value if name.startswith("log_") else np.exp(value))[..., None]
-            for name, value in zip(self.free, theta_P, strict=True)
-        }
+        with np.errstate(over="ignore"):
+            moved = {
+                name: (value if name.startswith("log_") else np.exp(value))[..., None]
+                for name, value in zip(self.free, theta_P, strict=True)
+            }
         return {**self.fixed, **moved}
 
     def place(self, constants: Mapping[str, float]) -> np.ndarray:
@@ -58,7 +59,8 @@ class Objective:
 
     def __call__(self, theta_P: np.ndarray) -> tuple[float, np.ndarray]:
         residual_R, slope_PR = self.slopes(theta_P)
-        value = float(_huber(residual_R) @ self.weight_R)
+        with np.errstate(all="ignore"):
+            value = float(_huber(residual_R) @ self.weight_R)
         if not np.isfinite(value) or not np.isfinite(slope_PR).all():
             return LARGE, np.zeros(len(theta_P))
         return value, slope_PR @ (np.clip(residual_R, -DELTA, DELTA) * self.weight_R)

@@ -9,7 +9,7 @@ document by document. Shapes: D documents (one a row), d some of them, P a param
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +32,18 @@ class ExampleGradients(TappedPass):
     Args:
         model: evaluated as it is (call `eval()` first); parameters with `requires_grad` count, all of them.
         autocast: dtype of the forward pass; gradients are handed over in at least float32.
+        parameters: names of those that count instead; backward goes no deeper than the lowest of them.
 
     Raises `ModelError` in `of` where a parameter acts otherwise than through the module that owns it, or a module is
     called twice a pass or with other rows than the batch's tokens.
     """
 
-    def __init__(self, model: nn.Module, *, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, *, autocast: torch.dtype | None = None, parameters: Collection[str] | None = None
+    ) -> None:
         named = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        if parameters is not None:
+            named = {name: value for name, value in named.items() if name in parameters}
         self.parameters = {name: value.shape for name, value in named.items()}
         self.size = sum(value.numel() for value in named.values())
         self._owners = owners(model, named)

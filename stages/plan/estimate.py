@@ -8,6 +8,7 @@ any choice of recomputed blocks. Where layers are not alike, or are no more than
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -20,8 +21,10 @@ from stages.model.load import empty_model
 from stages.plan.checkpointing import choose_blocks, least_blocks
 from stages.plan.pieces import SPEEDS, Held, Pieces
 from stages.plan.timeline import Timeline
-from stages.plan.trace import Shape, trace_flops, trace_step
+from stages.plan.trace import Shape, trace_flops, trace_look, trace_step
 from stages.technique.base import Technique
+from stages.technique.batch_selector import batch_selector_of
+from stages.technique.looking import sizes_of
 
 ROWS = (2, 3)
 """Rows traced; with one, kernels may skip a copy that two need."""
@@ -81,6 +84,12 @@ class Estimator:
     _pieces: dict[tuple[Shape, int, bool], Pieces] = field(default_factory=dict)
     _alike: bool | None = None
     _model: Any = None
+    _read: dict[Technique, dict[str, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.selector = batch_selector_of(self.train)
+        self._plain = self.train.model_copy(update={"batch_selector": None})
+        """What a traced step reads."""
 
     def price(self, shape: Shape, micro_batch: int, accumulation: int, recomputed: tuple[int, ...] = ()) -> Priced:
         """Return what a step of `accumulation` micro-batches of `micro_batch` rows takes.
@@ -111,6 +120,10 @@ class Estimator:
         weights, moments, grown = self._fixed(shape)
         phases = {name: self._phase(shape, item, weights, moments) for name, item in held.items()}
         took = sum((grown if name == "update" else 1.0) * value for name, value in seconds.items())
+        if self.selector is not None:
+            phases["select"] = self._looking(shape, phases, micro_batch, accumulation)
+            passes = sum(value for name, value in seconds.items() if name != "update")
+            took += self.selector.candidates * passes
         if shape.shards > 1:
             whole = self._fixed(replace(shape, shards=1))[0]
             sent = (1 - 1 / shape.shards) * (2 * whole + moments * shape.shards // 2)  # gathered twice, summed once
@@ -148,6 +161,8 @@ class Estimator:
         if self.train.influence:
             exact = self._fixed(replace(shape, optimizer_states="float32"))[1]
             direction = exact // 2 + FORMED_BYTES
+        if self.selector is not None and self.selector.reads_target:
+            direction += 4 * sum(self.read(shape.technique).values())
         return PhaseBytes(
             weights=weights,
             moments=moments + direction,
@@ -155,6 +170,48 @@ class Estimator:
             activations=held.peak - held.gradients + self._lingering(shape),
             process=PROCESS_BYTES[self.device],
         )
+
+    def _looking(
+        self, shape: Shape, phases: Mapping[str, PhaseBytes], micro_batch: int, accumulation: int
+    ) -> PhaseBytes:
+        """Return what is held while candidates are looked at, at the most.
+
+        Activations are at most those of training's own passes, which know no gradients here; beside them some rows'
+        gradients of a layer, their change, and what is kept of the candidates so far.
+        """
+        assert self.selector is not None
+        sizes = self.read(shape.technique)
+        largest, rows = 4 * max(sizes.values()), micro_batch * accumulation * max(1, self.train.workers)
+        kept = 4 * self.selector.numbers(sizes)
+        held = kept * (rows * self.selector.candidates + micro_batch if self.device == "cpu" else micro_batch)
+        formed = min(micro_batch * largest, max(FORMED_BYTES, largest))
+        passes = max(phases[name].activations for name in ("forward", "backward"))
+        compared = 2 * held if self.device == "cpu" else 0
+        first = phases["forward"]
+        return replace(first, gradients=0, activations=max(passes + 2 * formed + held, compared))
+
+    def read(self, technique: Technique) -> dict[str, int]:
+        """Return the sizes of the parameters that the batch selector reads, by name, at full depth."""
+        assert self.selector is not None
+        if technique not in self._read:
+            model = technique.wrap(empty_model(self.pin))
+            self._read[technique] = sizes_of(model, self.selector.read(model))
+        return self._read[technique]
+
+    def look(self, shape: Shape, recomputed: tuple[int, ...] = ()) -> FlopModel:
+        """Return the operations of looking at a row: `train` of it; see `row_flops` of the selector for the rest."""
+        assert self.selector is not None
+        plain = replace(shape, optimizer_states="float32", loss_chunks=1, update_in_backward=False)
+        settings: dict[str, Any] = {"selector": self.selector, "device": self.device}
+        if not self._shallow(shape):
+            layers = self.pin.layers
+            return trace_look(self.pin, plain, layers=layers, recomputed=recomputed, **settings).rounded()
+        one, two = (trace_look(self.pin, plain, layers=layers, **settings) for layers in (1, 2))
+        full = one.deepened(two, self.pin.layers - 1)
+        if recomputed:
+            again = trace_look(self.pin, plain, layers=2, recomputed=(0,), **settings)
+            full = full.plus(two, again, len(recomputed))
+        return full.rounded()
 
     def _lingering(self, shape: Shape) -> int:
         """Return what gloo's threads give up late: a gathered block and its gradient, as `benchmarks.memory` has
@@ -209,7 +266,7 @@ class Estimator:
     def _shallow(self, shape: Shape) -> bool:
         if self._alike is None:
             self._alike = _layers_alike(self.pin)
-        return self._alike and self.pin.layers > self._depth(shape) + 1
+        return self._alike and shape.technique.whole and self.pin.layers > self._depth(shape) + 1
 
     @staticmethod
     def _depth(shape: Shape) -> int:
@@ -234,7 +291,7 @@ class Estimator:
 
     def _trace(self, shape: Shape, layers: int, rows: int, recomputed: tuple[int, ...] = ()) -> Timeline:
         settings: dict[str, Any] = {"layers": layers, "rows": rows, "device": self.device, "host": self.host or "cpu"}
-        return trace_step(self.pin, shape, self.train, **settings, recomputed=recomputed)
+        return trace_step(self.pin, shape, self._plain, **settings, recomputed=recomputed)
 
     def _cut(self, shape: Shape, micro_batch: int, *, again: bool) -> Pieces:
         key = (shape, micro_batch, again)

@@ -20,6 +20,7 @@ from stages.model.load import empty_model, locate
 from stages.model.pin import highest_token, read_pin
 from stages.plan.estimate import Estimator
 from stages.plan.page import show
+from stages.plan.picking import Picking
 from stages.plan.report import summary_of, why
 from stages.plan.residual import learnt
 from stages.plan.search import Way, front, precisions, search
@@ -29,6 +30,7 @@ from stages.plan.vocabulary import check_vocabulary, places_of
 from stages.plan.window import window_for
 from stages.stage import Inputs, Work
 from stages.technique.base import Technique
+from stages.technique.batch_selector import SAVINGS
 from stages.technique.cost import micro_batch_flops
 
 if TYPE_CHECKING:
@@ -85,6 +87,8 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
         terms = config.plan
         if config.train.influence:  # is not read from parts of a model
             terms = terms.model_copy(update={"savings": tuple(item for item in terms.savings if item != "shard")})
+        if config.train.batch_selector:
+            terms = terms.model_copy(update={"savings": tuple(item for item in terms.savings if item in SAVINGS)})
         try:
             chosen, ways = search(estimator, shapes, terms, **how, limit=limit, residual=residual)
         except DoesNotFitError as error:
@@ -95,10 +99,11 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
             limit, residual, below = asked, 0, None
             chosen, ways = search(estimator, shapes, terms, **how, limit=limit)
         flops = estimator.flops(chosen.shape, chosen.recomputed)
+        picking = Picking.of(estimator, chosen)
         trainable = chosen.shape.technique.trainable_count(model)
         scoring = {} if limit is None else estimator.scoring(chosen.shape, trainable)
     remaining = Budget(flops=config.budget.flops, tokens=config.budget.tokens).minus(work.spent().total)
-    plan = _plan(config, chosen, ways, rows, flops, trainable=trainable, scoring=scoring)
+    plan = _plan(config, chosen, ways, rows, flops, picking, trainable=trainable, scoring=scoring)
     plan = plan.model_copy(update={"residual_bytes": residual, "ran_out_bytes": below})
     _check_step(plan, chosen, rows, flops, remaining)
     if chosen.peak_bytes > available_bytes() and device == "cpu":
@@ -150,6 +155,7 @@ def _plan(
     ways: list[Way],
     rows: Rows,
     flops: FlopModel,
+    picking: Picking | None,
     *,
     trainable: int,
     scoring: dict[str, int],
@@ -163,7 +169,10 @@ def _plan(
         for n, a in zip(lengths, answers, strict=True)
     )
     batches = math.ceil(rows.pool / chosen.micro_batch)
-    train += flops.beside(batches, math.ceil(batches / (chosen.accumulation * max(1, config.train.workers))))
+    steps = math.ceil(batches / (chosen.accumulation * max(1, config.train.workers)))
+    train += flops.beside(batches, steps)
+    if picking is not None:
+        train = picking.pass_flops(train, flops, rows.lengths, rows.answers, rows.pool, steps)
     forward = sum(flops.forward(1, int(n), int(a)) for n, a in zip(lengths, answers, strict=True))
     return Plan(
         technique={"method": type(technique).name(), **technique.model_dump(mode="json")},

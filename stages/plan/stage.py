@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 
 from data_contracts.config import BudgetConfig, PlanConfig, TrainConfig
 from data_contracts.cost import Frozen
-from data_contracts.method import Method, resolve
+from data_contracts.method import Method, name_in, resolve
 from data_contracts.records import Summary
 from stages.stage import Inputs, Stage, Takes, Work
 
@@ -49,6 +49,14 @@ class PlanStage(Stage[PlanSlice]):
         techniques = config.plan.techniques
         return [(Technique, settings, f"plan.techniques[{number}]") for number, settings in enumerate(techniques)]
 
+    def methods(self, config: PlanSlice) -> Iterable[tuple[type[Method], str]]:
+        """Add the batch selector: what a look holds and takes is part of a plan."""
+        from stages.technique.batch_selector import BatchSelector
+
+        picks = config.train.batch_selector
+        found = [] if picks is None else [(BatchSelector, name_in(picks, "train.batch_selector"))]
+        return [*super().methods(config), *found]
+
     def external(self, config: PlanSlice, root: Path) -> dict[str, Any]:
         """Return the slice without the limits that no plan reads: where a price changes, nothing is planned anew."""
         return config.model_dump(mode="json", exclude={"budget": {"money", "price", "seconds"}})
@@ -60,13 +68,16 @@ class PlanStage(Stage[PlanSlice]):
         return {"base": inputs.one("base").ref.digest, "device": device_kind()}
 
     def check(self, config: PlanSlice) -> None:
-        """Refuse, beside unknown settings, influence read in training with a technique that cannot give it."""
+        """Refuse, beside unknown settings, what reads gradients in training with a technique that has none to give."""
         from stages.technique.base import Technique, refuse_influence
+        from stages.technique.batch_selector import refuse_batch_selector
 
         super().check(config)
-        if config.train.influence:
-            for family, settings, where in self.chosen(config):
-                refuse_influence(cast(Technique, resolve(family, settings, where)))
+        for family, settings, where in self.chosen(config):
+            technique = cast(Technique, resolve(family, settings, where))
+            if config.train.influence:
+                refuse_influence(technique)
+            refuse_batch_selector(config.train, technique)
 
     def run(self, config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
         """Write the plan."""

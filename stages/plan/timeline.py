@@ -116,11 +116,15 @@ def _resizing(told: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
 
 
 class StorageWatch(TorchDispatchMode):
-    """Follow storages of one kind of device while a step runs; use as a context around it, inside a FakeTensorMode."""
+    """Follow storages of one kind of device while a step runs; use as a context around it, inside a FakeTensorMode.
 
-    def __init__(self, device: str) -> None:
+    Where a micro-batch is not passed forward whole before it is passed backward, its backward phase begins with the
+    first operator that is, and goes on to the optimizer.
+    """
+
+    def __init__(self, device: str, *, whole: bool = True) -> None:
         super().__init__()
-        self.phase, self._device = 0, device
+        self.phase, self._device, self._whole = 0, device, whole
         self._held = 0
         self._seen = WeakIdKeyDictionary()
         self._births: dict[int, tuple[int, Stretch, int, int]] = {}  # number -> (phase, stretch, operator, bytes)
@@ -154,9 +158,8 @@ class StorageWatch(TorchDispatchMode):
                 self._begin(BEFORE)
 
         def update(*_: Any) -> None:
-            if self.phase in (0, 2):
-                self.phase = 4
-                self._begin(AFTER)
+            if self.phase in (0, 2) or (self.phase == 3 and not self._whole):
+                self._update()
 
         self._begin(BEFORE)
         with ExitStack() as exits:
@@ -233,10 +236,13 @@ class StorageWatch(TorchDispatchMode):
         if in_backward and self.phase in (0, 2):
             self.phase += 1
             self._begin(AFTER)
-        elif not in_backward and self.phase == 3:
-            self.phase = 4
-            self._begin(AFTER)
-            self._waiting = [birth for birth in self._births.values() if birth[0] in (1, 3)]
+        elif not in_backward and self.phase == 3 and self._whole:
+            self._update()
+
+    def _update(self) -> None:
+        self._waiting = [birth for birth in self._births.values() if birth[0] in (1, 3)]
+        self.phase = 4
+        self._begin(AFTER)
 
     def _see(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()

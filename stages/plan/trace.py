@@ -27,7 +27,9 @@ from stages.model.packing import collate_packed
 from stages.model.shards import ranks, shard
 from stages.plan.timeline import StorageWatch, Timeline
 from stages.technique.base import Technique
+from stages.technique.batch_selector import BatchSelector
 from stages.technique.fake import fake_model
+from stages.technique.looking import look_passes
 from stages.technique.offload import HostAdamW
 from stages.technique.recompute import blocks_of
 from stages.technique.states import AdamW8bit, code_values
@@ -75,7 +77,8 @@ def trace_step(
     model = fake_model(pin, shape.technique, shape.precision, layers=layers, device=device, mode=mode,
                        recomputed=recomputed)  # fmt: skip
     batch = _fake_batch(shape, rows, device, mode)
-    watch, blocks = StorageWatch(device), blocks_of(model)
+    whole = shape.technique.whole
+    watch, blocks = StorageWatch(device, whole=whole), blocks_of(model) if whole else []
     with pretended(shape.shards, device) as mesh, mode, plain_positions():
         if mesh is not None:
             shard(model, blocks, mesh)
@@ -131,6 +134,18 @@ def trace_flops(
     with mode:
         optimizer = shape.technique.optimizer(model, TrainConfig(), 1e-3, 0)
         return FlopModel.mean([optimizer.price(window) for window in optimizer.cycle()])
+
+
+@lru_cache(maxsize=16)
+def trace_look(
+    pin: ModelPin, shape: Shape, selector: BatchSelector, *, layers: int, device: str, recomputed: tuple[int, ...] = ()
+) -> FlopModel:
+    """Return the operations of looking at rows with `selector`, on a model of `layers` layers."""
+    mode = FakeTensorMode()
+    model = fake_model(pin, shape.technique, shape.precision, layers=layers, device=device, mode=mode,
+                       recomputed=recomputed)  # fmt: skip
+    with mode:
+        return look_passes(model, selector.read(model))
 
 
 @contextmanager

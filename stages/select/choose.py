@@ -19,7 +19,7 @@ from data_contracts.method import resolve
 from data_contracts.tables import SELECTION
 from stages.select.parts import Part, choose_parts, replayed
 from stages.select.quota import Quota
-from stages.select.repetition import Curve, Repetition, repeated
+from stages.select.repetition import Curve, Repetition
 from stages.select.selector import Candidates, Choice, Selector
 
 
@@ -81,7 +81,9 @@ def choose(
         choice = method.select(among, own, rng)
         _guard(method, among, usable if among is pool else among.usable(method.needs()), choice)
         if law is not None:
-            choice, curves[part] = repeated(law, among, own, choice, passes)
+            choice, curve = law.repeat(among, own, choice, passes)
+            if curve is not None:
+                curves[part] = curve
         return choice
 
     if parts:

@@ -97,8 +97,3 @@ def wanted(quota: Quota, pool: Candidates, rows_B: np.ndarray) -> int:
     assert quota.tokens is not None
     shortest = np.sort(pool.lengths_N[rows_B]).cumsum(dtype=np.int64)
     return max(1, int(np.searchsorted(shortest, quota.tokens, side="right")))
-
-
-def mean_one(weight_S: np.ndarray) -> np.ndarray:
-    """Return weights scaled to a mean of 1, so that the learning rate keeps its meaning."""
-    return np.asarray(weight_S * (len(weight_S) / weight_S.sum()))

@@ -143,8 +143,10 @@ def _summary(pool: Candidates, chosen: Chosen, refused: int) -> Summary:
     }
     if chosen.replayed:
         facts["replayed_rows"] = chosen.replayed
-    if chosen.curves:
-        facts["visited_tokens"] = int(taken.astype(np.int64) @ table.column("repeats").to_numpy()[: len(rows)])
+    repeats = table.column("repeats").to_numpy()[: len(rows)]
+    if chosen.curves or repeats.max(initial=1) > 1:
+        facts["repeated_rows"] = int((repeats > 1).sum())
+        facts["visited_tokens"] = int(taken.astype(np.int64) @ repeats)
     if pool.score_N is not None and np.isfinite(pool.score_N[rows]).any():
         facts["lowest_score_chosen"] = float(f"{np.nanmin(pool.score_N[rows]):.6g}")
     counts = table.group_by("mixture").aggregate([([], "count_all")])

@@ -37,6 +37,44 @@ class Repetition(Method):
         """Return what `unique_K` tokens seen `epochs_K` times (at least once) are worth, in tokens seen once."""
         raise TypeError(f"{type(self).__name__} defines no effective_tokens")
 
+    def repeat(self, pool: Candidates, quota: Quota, choice: Choice, passes: float) -> tuple[Choice, Curve | None]:
+        """Return the best prefix of `choice` with the visits of each row, and the curve it was taken from.
+
+        The tokens of all visits stay within those of `choice`, or of a quota that the pool does not fill; a first part
+        of the rows is visited once more where they leave room. Raises `ConfigError` where lengths are not known.
+        """
+        unique_K = np.cumsum(lengths_of(pool, choice), dtype=np.int64)
+        budget = tokens_of_visits(quota, choice, unique_K)
+        curve = curve_of(self, unique_K, choice.gain, budget, passes)
+        kept = curve.best + 1
+        visits = float(curve.epochs_K[curve.best]) / passes
+        whole = max(1, int(visits))
+        room = (visits - whole) * float(unique_K[curve.best])
+        more = int(np.searchsorted(unique_K[:kept], room + 0.5, side="right"))  # tokens are whole, `room` is rounded
+        repeats = np.full(kept, whole, dtype=np.int32)
+        repeats[:more] += 1
+        return replace(choice.first(kept), repeats=repeats, short=""), curve
+
+
+def lengths_of(pool: Candidates, choice: Choice) -> np.ndarray:
+    """Return int tokens of each chosen row, in its order. Raises `ConfigError` where lengths are not known."""
+    if pool.lengths_N is None:
+        raise ConfigError("repetition needs each row's length", "there are only scores", "give `n_tokens` a row")
+    found: np.ndarray = pool.lengths_N[choice.rows]
+    return found
+
+
+def tokens_of_visits(quota: Quota, choice: Choice, unique_K: np.ndarray) -> float:
+    """Return the tokens that a pass may visit: those of `choice`, or of a quota that the pool does not fill.
+
+    Args:
+        unique_K: int64 cumulated tokens of `choice`.
+    """
+    if quota.tokens is not None:
+        return float(quota.tokens)
+    assert quota.rows is not None
+    return float(unique_K[-1]) * max(1.0, quota.rows / len(choice.rows))
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -117,42 +155,3 @@ def curve_of(
     value_K = quality_K * effective_K
     best = len(value_K) - 1 - int(np.argmax(value_K[::-1]))
     return Curve(unique_K, epochs_K, effective_K, quality_K, best if quality_K[best] > 0 else len(value_K) - 1)
-
-
-def repeated(method: Repetition, pool: Candidates, quota: Quota, choice: Choice, passes: float) -> tuple[Choice, Curve]:
-    """Return the best prefix of `choice` with the visits of each row, and the curve it was taken from.
-
-    The tokens of all visits stay within those of `choice`, or of a quota that the pool does not fill; a first part of
-    the rows is visited once more where they leave room. Raises `ConfigError` where lengths are not known.
-    """
-    if pool.lengths_N is None:
-        raise ConfigError("repetition needs each row's length", "there are only scores", "give `n_tokens` a row")
-    unique_K = np.cumsum(pool.lengths_N[choice.rows], dtype=np.int64)
-    if quota.tokens is not None:
-        budget = float(quota.tokens)
-    else:
-        assert quota.rows is not None
-        budget = float(unique_K[-1]) * max(1.0, quota.rows / len(choice.rows))
-    curve = curve_of(method, unique_K, choice.gain, budget, passes)
-    kept = curve.best + 1
-    visits = float(curve.epochs_K[curve.best]) / passes
-    whole = max(1, int(visits))
-    room = (visits - whole) * float(unique_K[curve.best])
-    more = int(np.searchsorted(unique_K[:kept], room + 0.5, side="right"))  # tokens are whole, `room` is rounded
-    repeats = np.full(kept, whole, dtype=np.int32)
-    repeats[:more] += 1
-
-    def cut(values: np.ndarray | None) -> np.ndarray | None:
-        return None if values is None else values[:kept]
-
-    found = replace(
-        choice,
-        rows=choice.rows[:kept],
-        gain=cut(choice.gain),
-        weights=cut(choice.weights),
-        repeats=repeats,
-        order=cut(choice.order),
-        group=cut(choice.group),
-        short="",
-    )
-    return found, curve

@@ -7,7 +7,7 @@ row twice, no row without a score where scores are read) is guarded by the stage
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -114,6 +114,22 @@ class Choice:
     group: np.ndarray | None = None
     groups: Sequence[str] = ()
     short: str = ""
+
+    def first(self, count: int) -> Choice:
+        """Return the first `count` rows, with what is told of each."""
+
+        def cut(values: np.ndarray | None) -> np.ndarray | None:
+            return None if values is None else values[:count]
+
+        return replace(
+            self,
+            rows=self.rows[:count],
+            gain=cut(self.gain),
+            weights=cut(self.weights),
+            repeats=cut(self.repeats),
+            order=cut(self.order),
+            group=cut(self.group),
+        )
 
 
 class Selector(Method):

@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
+from stages.coreset.turns import in_turns
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice
-from stages.select.turns import in_turns
 
 
 def stratum_of(score_B: np.ndarray, strata: int, cut: Literal["width", "quantile"]) -> np.ndarray:

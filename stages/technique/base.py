@@ -40,6 +40,9 @@ class Technique(Method):
     gradients in training (`train.influence`) needs that."""
     savings: ClassVar[frozenset[Saving]] = frozenset(get_args(Saving)) - {"shard"}
     """Which of a plan's savings go with it."""
+    whole: ClassVar[bool] = True
+    """Whether a micro-batch is passed forward whole before it is passed backward: a plan is then put together from
+    traces of few layers, else all layers are traced."""
     packs: ClassVar[bool] = False
     """Whether `wrap` makes a model smaller: it is then wrapped in main memory and put on its device afterwards."""
 

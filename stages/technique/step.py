@@ -9,7 +9,7 @@ the head in chunks, moments in fewer bits, recomputed blocks, updates inside the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -181,6 +181,7 @@ def optimizer_step(
     in_backward: bool = False,
     host: str | None = None,
     bounds: Bounds | None = None,
+    within: Callable[[TokenBatch], AbstractContextManager[None]] | None = None,
 ) -> StepResult:
     """Take one step of `optimizer` on this rank's share of a window.
 
@@ -199,6 +200,7 @@ def optimizer_step(
             the same to the bit, dropout included. Needs a window of one micro-batch on one rank.
         host: device on which activations wait between the passes; None leaves them where they are.
         bounds: what the window may at most show to be applied; it then measures the update.
+        within: gives a context that each micro-batch's forward pass runs in; what it passes backward is added up too.
 
     Raises `ShortOfMemoryError` where memory ran out before an update, and `ConfigError` for `in_backward` with more
     micro-batches or ranks: their gradients must be added up first.
@@ -222,7 +224,8 @@ def optimizer_step(
         for batch in window:
             if products is not None:
                 products.begin(batch)
-            loss_D, tokens_D, sums_5 = _micro_batch(model, batch, precision, loss_chunks, gradient, host)
+            inside = within(batch) if within else None
+            loss_D, tokens_D, sums_5 = _micro_batch(model, batch, precision, loss_chunks, gradient, host, inside)
             if products is not None:
                 found.append(products.take() / batch.weights_D)  # 0 / 0 is NaN: backward did not see the document
             losses.append(loss_D)
@@ -275,10 +278,12 @@ def optimizer_step(
 
 
 def _micro_batch(
-    model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int, gradient: Gradient, host: str | None
-) -> tuple[Tensor, Tensor, Tensor]:
+    model: nn.Module, batch: TokenBatch, precision: str, loss_chunks: int, gradient: Gradient, host: str | None,
+    inside: AbstractContextManager[None] | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return (loss_D, tokens_D, what it adds to the window's totals) of a forward and backward pass."""
-    objective, loss_D, tokens_D = _objective(model, batch, precision, loss_chunks, host)
+    with inside or nullcontext():
+        objective, loss_D, tokens_D = _objective(model, batch, precision, loss_chunks, host)
     weight = (tokens_D * batch.weights_D.double()).sum()
     gradient.micro_square = torch.zeros((), dtype=torch.float64, device=weight.device)
     objective.backward()

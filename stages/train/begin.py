@@ -82,7 +82,13 @@ class Begin(Stage[BeginSlice]):
             pin=read_pin(inputs.one("base")),
             plan=inputs.one("plan").record(Plan),
             train=config.train.model_copy(
-                update={"drop_last": False, "epochs": 1.0, "evaluations": 1, "influence": None}
+                update={
+                    "drop_last": False,
+                    "epochs": 1.0,
+                    "evaluations": 1,
+                    "influence": None,
+                    "batch_selector": None,
+                }
             ),
             cause="warm_up",
             evaluate_start=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,9 @@ class Examples:
         answers: answer tokens a row that are predicted (a row's first token never is), int32, shape (rows,).
         repeats: visits an epoch, int32, shape (rows,).
         phases: the phase of an epoch that a row belongs to, int32, shape (rows,).
+        weights: factor on a row's loss, float32, shape (rows,).
+        sources: the part of the mixture that a row stands for, int64, shape (rows,).
+        shares: of the visits of an epoch that each part has, float64, shape (parts,).
 
     Raises `InputError` for a selected example that no table holds.
     """
@@ -37,8 +41,10 @@ class Examples:
     def __init__(self, selection: Path, tokens: Sequence[Path]) -> None:
         table = read_table(selection).sort_by([("order", "ascending"), ("rank", "ascending")])
         self._tables = [TokenTable(path) for path in tokens]
-        self._weights = table.column("weight").to_numpy()
+        self.weights: np.ndarray = table.column("weight").to_numpy()
         self.repeats: np.ndarray = table.column("repeats").to_numpy()
+        self.sources: np.ndarray = np.unique(table.column("mixture").to_numpy(), return_inverse=True)[1]
+        self.shares: np.ndarray = np.bincount(self.sources, self.repeats) / self.repeats.sum()
         self.phases: np.ndarray = table.column("order").to_numpy()
         places = [self._find(example_id) for example_id in table.column("example_id").to_pylist()]
         self._table_of = np.array([place[0] for place in places], np.int16)
@@ -69,11 +75,16 @@ class Examples:
 
     def row(self, index: int) -> Row:
         """Return row `index` with its weight."""
-        return self._tables[self._table_of[index]].row(int(self._row_of[index]), float(self._weights[index]))
+        return self._tables[self._table_of[index]].row(int(self._row_of[index]), float(self.weights[index]))
 
-    def batch(self, window: np.ndarray, micro: MicroBatch, packed: bool) -> TokenBatch:
-        """Return one micro-batch of a window of row indices."""
+    def batch(
+        self, window: np.ndarray, micro: MicroBatch, packed: bool, factors: np.ndarray | None = None
+    ) -> TokenBatch:
+        """Return one micro-batch of a window of row indices; `factors`, one a place, multiply the rows' weights."""
         rows = [[self.row(int(window[place])) for place in group] for group in micro.rows]
+        if factors is not None:
+            factor = iter(factors[micro.places].tolist())
+            rows = [[replace(row, weight=row.weight * next(factor)) for row in some] for some in rows]
         return collate_packed(rows) if packed else collate([row for group in rows for row in group])
 
 

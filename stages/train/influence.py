@@ -34,18 +34,26 @@ class Influence:
         model: trains.
         train: the optimizer's settings.
         batch_tokens: padded tokens of one forward and backward pass over target rows.
+        names: parameters that the direction is of; None is all that products can be read of in training.
+        every: optimizer steps that a direction is kept; None goes by `train.influence`.
+
+    Attributes:
+        read: whether products are read in training; if not, the direction is a batch selector's.
 
     Raises `ModelError` where no linear layer or embedding trains.
     """
 
-    def __init__(self, target: Path, model: nn.Module, train: TrainConfig, batch_tokens: int) -> None:
+    def __init__(
+        self, target: Path, model: nn.Module, train: TrainConfig, batch_tokens: int, names: list[str] | None = None,
+        every: int | None = None,
+    ) -> None:  # fmt: skip
         table = read_table(target)
         self._table, self._model, self._train = TokenTable(table), model, train
         lengths, answers = self._table.lengths, predicted_tokens(table)
         self._buckets = length_buckets([int(length) for length in lengths], batch_tokens)
         self._shapes = [(len(bucket), int(lengths[bucket[0]]), int(answers[bucket].sum())) for bucket in self._buckets]
         self.tokens = int(lengths.sum())
-        self._covered = covered(model)
+        self._covered = covered(model) if names is None else names
         if not self._covered:
             raise ModelError(
                 "a trainable linear layer or embedding where `train.influence` is set",
@@ -53,6 +61,11 @@ class Influence:
                 "unset `train.influence`",
             )
         self.products: RowProducts | None = None
+        self._every, self.read = every, every is None
+
+    def due(self, step: int, evaluated: bool) -> bool:
+        """Return whether the direction is made again after `step` steps of the segment, just evaluated or not."""
+        return step % self._every == 0 if self._every else evaluated and self._train.influence == "evaluation"
 
     def flops(self, meter: FlopModel) -> int:
         """Return the operations of making one direction, padding included."""

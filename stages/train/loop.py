@@ -22,10 +22,12 @@ import torch
 from data_contracts.errors import BudgetError
 from stages.meter.flops import FlopModel
 from stages.meter.memory import reset_peak
+from stages.technique.batch_selector import Picked, batch_selector_of
 from stages.technique.bounds import Bounds
 from stages.technique.noise import NoiseScale
 from stages.technique.step import StepResult
 from stages.train.best import Best
+from stages.train.choosing import Choosing
 from stages.train.examples import Examples
 from stages.train.guarding import Done, Guarding
 from stages.train.halving import cut, within_memory
@@ -63,11 +65,13 @@ class _Segment:
         self.start = prepare(job, group.device)
         self.model, self.optimizer = self.start.model, self.start.optimizer
         visits = self.examples.visits(plan, train, job.order_seed, self.start.visited.get(job.selection, 0))
-        self.windows = Windows(self.examples, visits, plan)
+        selector = batch_selector_of(train)
+        self.windows = Windows(self.examples, visits, plan, selector)
+        self.choosing = None if selector is None else Choosing(selector, self.model, self.examples, train)
         target_tokens = plan.row_tokens if plan.recomputed_blocks else batch_tokens  # it keeps activations
+        how = self.choosing.directed if self.choosing is not None and not train.influence else {}
         target = job.places.target
-        self.influence = Influence(Path(target), self.model, train, target_tokens) if target else None
-        self.remakes = train.influence == "evaluation"
+        self.influence = Influence(Path(target), self.model, train, target_tokens, **how) if target else None
         self.taken = self.optimizer.windows  # before this segment
         self.meter = self.optimizer.price(self.taken) if self.first else None
         torch.manual_seed(job.torch_seed + 1 + group.rank)
@@ -99,16 +103,23 @@ class _Segment:
         """Return what the passes of step `step` of the segment (0-based) take."""
         return self.optimizer.price(self.taken + step)
 
+    def _beside(self, step: int) -> int:
+        """Return the operations of step `step` that are not training's, at the most."""
+        if self.choosing is None or self.meter is None:
+            return 0
+        looks, influence = self.choosing.flops(self.windows, step), self.influence
+        return looks + (influence.flops(self.meter) if influence is not None and influence.due(step, False) else 0)
+
     def _plan_steps(self) -> int:
         """Return how many steps the segment makes: those of its epochs, or fewer where its FLOPs end before."""
-        steps, limit = 0, self.job.segment_flops
+        steps, limit, train = 0, self.job.segment_flops, self.job.train
         if self.meter is not None:
             one = self.validation.flops(self.meter)
             fixed = one if self.job.evaluate_start else 0
-            if self.influence is not None:  # made at the start, and again at each evaluation but the last
+            if self.influence is not None and train.influence:  # made at the start, and again at each but the last
                 direction = self.influence.flops(self.meter)
-                one, fixed = (one + direction, fixed) if self.remakes else (one, fixed + direction)
-            steps = self.windows.affordable(self._price, limit, one, self.job.train.evaluations, fixed)
+                one, fixed = (one + direction, fixed) if train.influence == "evaluation" else (one, fixed + direction)
+            steps = self.windows.affordable(self._price, limit, one, train.evaluations, fixed, self._beside)
         (agreed,) = self.group.agree([steps])
         if agreed == 0:
             raise BudgetError(
@@ -142,10 +153,10 @@ class _Segment:
         began, at, group = time.perf_counter(), self.at, self.group
         rate, phase = self._rate()
         self.windows, made = within_memory(self._attempt, self.windows, at, self.start.run_step, group.device)
-        window, mine, result, bounds = made
+        window, mine, result, bounds, picked = made
         rate *= self.guarding.limits().scale
         tokens = int(self.examples.lengths[window].sum())
-        at.flops += self.windows.flops(self._price, at.step) if self.meter else 0
+        at.flops += self.windows.flops(self._price, at.step, picked) if self.meter else 0
         at.step, at.tokens = at.step + 1, at.tokens + tokens
         if not result.applied:
             at.skipped.append(self.start.run_step + at.step)
@@ -157,6 +168,9 @@ class _Segment:
         self.schedule = self.guarding.sooner(self.schedule)
         if at.step < at.steps and self.windows.turns(at.step):
             self.guarding.new_rows()
+        if self.choosing is not None and picked is not None:
+            self.choosing.note(self.windows, at, picked, self.telemetry if self.first else None)
+            began += self.choosing.seconds
         if self.first:
             self.telemetry.visits(window, self.examples, found)
             self.telemetry.timing("step", began, tokens)
@@ -172,18 +186,25 @@ class _Segment:
             self._ask()
             self.model.train()
         if at.step < at.steps:
-            self._direct(again=loss is not None and self.remakes)
+            self._direct(again=self.influence is not None and self.influence.due(at.step, loss is not None))
 
     def _rate(self) -> tuple[float, str]:
         """Return the scheduled rate of the next step and its phase; a state that was put back warms up from where it
         stood."""
         return self.schedule.at(self.at.step, self.start.run_step + self.at.step - self.at.lost)
 
-    def _attempt(self, windows: Windows) -> tuple[np.ndarray, list[MicroBatch], StepResult, Bounds | None]:
+    def _attempt(
+        self, windows: Windows
+    ) -> tuple[np.ndarray, list[MicroBatch], StepResult, Bounds | None, Picked | None]:
         group, plan, limits, bounds = self.group, self.job.plan, self.guarding.limits(), self.guarding.bounds()
-        window, layout = windows.layout(self.at.step)
+        picked, factors = None, None
+        if self.choosing is not None:
+            direction = self.influence.direction if self.influence is not None else {}
+            picked = self.choosing.choose(windows, self.at.step, self.optimizer, direction, group, plan.precision)
+            factors = picked.weight_S
+        window, layout = windows.layout(self.at.step, picked)
         mine = layout[group.rank :: group.size]
-        batches = [self.examples.batch(window, micro, plan.packed).to(group.device) for micro in mine]
+        batches = [self.examples.batch(window, micro, plan.packed, factors).to(group.device) for micro in mine]
         if plan.sharded and len(mine) * group.size < len(layout):  # all pass or none can
             batches.append(self.examples.batch(window, layout[0], plan.packed).to(group.device).weightless())
         result = self.optimizer.step(
@@ -193,12 +214,12 @@ class _Segment:
             precision=plan.precision,
             all_reduce=group.sum_ if group.size > 1 else None,
             loss_chunks=plan.loss_chunks,
-            products=self.influence.products if self.influence is not None else None,
+            products=self.influence.products if self.influence is not None and self.influence.read else None,
             in_backward=plan.update_in_backward,
             host="cpu" if plan.offload_activations else None,
             bounds=bounds,
         )
-        return window, mine, result.of(sum(len(micro.places) for micro in mine)), bounds
+        return window, mine, result.of(sum(len(micro.places) for micro in mine)), bounds, picked
 
     def _evaluate(self) -> Loss:
         began, at = time.perf_counter(), self.at
@@ -256,12 +277,14 @@ class _Segment:
                 start=at.before,
                 remaining=job.remaining,
                 spent=at.spent,
-                rest_flops=self.windows.rest_flops(self._price, at.step, at.steps),
+                rest_flops=self.windows.rest_flops(self._price, at.step, at.steps, self._beside),
                 annealing=self.schedule.decay_from is not None,
                 metric=job.metric,
                 direction=job.direction,
             )
             word = ACTIONS.index(choice.action)
+            made = {"step": self.telemetry.run_step, "action": choice.action, "reason": choice.reason}
+            self.telemetry.rows.add("choices", made)
             at.ended = choice.reason if word else at.ended
         (agreed,) = self.group.agree([word])
         if ACTIONS[int(agreed)] == "end":

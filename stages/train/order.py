@@ -2,9 +2,10 @@
 
 A pure function of (lengths, repeats, phases, seed): the same on every worker and after every resume. A segment that
 goes on with a selection goes on in its stream, so that a pass is finished before the next begins. In an epoch a
-phase of the selection (its column `order`) ends before the next begins; in a phase every row is visited once before one
-that repeats is visited again; otherwise the order is by chance. Inside a window rows are sorted by length, or packed;
-the gradient of a window does not depend on that (see the step), only its padding does.
+phase of the selection (its column `order`) ends before the next begins; in a phase the visits of a row are spread
+evenly, each by chance in its own part, so that rows that repeat equally are all visited before one is visited again.
+Inside a window rows are sorted by length, or packed; the gradient of a window does not depend on that (see the step),
+only its padding does.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from data_contracts.errors import ConfigError, InputError
 from data_contracts.records import Plan
 from stages.model.batch import Row
 from stages.model.packing import pack
+from stages.technique.batch_selector import batch_selector_of
 
 
 @dataclass(frozen=True)
@@ -98,27 +100,32 @@ class Visits:
             rows = np.arange(len(self.repeats), dtype=np.int32)
             stream, first = np.repeat(rows, self.repeats), np.cumsum(self.repeats) - self.repeats
             visit = np.random.default_rng([self.seed, epoch]).permutation(len(stream))
-            row = stream[visit]
+            row, chance = stream[visit], np.arange(len(stream)) / len(stream)
+            when = (visit - first[row] + chance) / self.repeats[row]  # visit j of r falls into [j / r, (j + 1) / r)
             phase = np.zeros_like(rows) if self.phases is None else self.phases
             while len(self._epochs) >= 2:  # a stream is read forwards: the epoch being read and the one after it
                 del self._epochs[next(iter(self._epochs))]
-            self._epochs[epoch] = row[np.lexsort((visit - first[row], phase[row]))]  # stable: chance decides the rest
+            self._epochs[epoch] = row[np.lexsort((when, phase[row]))]
         return self._epochs[epoch]
 
 
 def visits_of(
     repeats: np.ndarray, plan: Plan, train: TrainConfig, seed: int, phases: np.ndarray | None = None, start: int = 0
 ) -> Visits:
-    """Return a segment's stream: windows of micro-batch x accumulation x ranks visits."""
-    window = plan.micro_batch * plan.accumulation * max(1, plan.workers)
+    """Return a segment's stream: windows of micro-batch x accumulation x ranks visits, times the candidates that a
+    batch selector picks each of them from."""
+    selector = batch_selector_of(train)
+    window = plan.micro_batch * plan.accumulation * max(1, plan.workers) * (selector.candidates if selector else 1)
     return Visits(repeats, train.epochs, window, seed, train.drop_last, phases, start)
 
 
-def refuse_no_step(rows: int, plan: Plan, drop_last: bool) -> None:
+def refuse_no_step(rows: int, plan: Plan, train: TrainConfig) -> None:
     """Raise `ConfigError` with the numbers where `rows` visits an epoch give no step; nothing is loaded before."""
     factors = [plan.micro_batch, plan.accumulation, *([plan.workers] if plan.workers > 1 else [])]
+    if (selector := batch_selector_of(train)) is not None:
+        factors.append(selector.candidates)
     window = math.prod(factors)
-    if drop_last and rows < window:
+    if train.drop_last and rows < window:
         raise ConfigError(
             "training makes at least one optimizer step",
             f"0 steps: {rows} rows < {' x '.join(map(str, factors))} = {window} per step with drop_last",

@@ -19,6 +19,7 @@ class Position:
         schedule, noise: states of the schedule and of the noise scale.
         step: steps made.
         tokens, flops: of training; eval_tokens, eval_flops: of evaluations; score_tokens, score_flops: of influence.
+        select_flops, select_tokens: of the batch selector's looks at candidates.
         direction_step: step of the run whose weights made the direction of influence; None before there is one.
         evaluated: evaluations made.
         micro_batch: rows a forward and backward pass, where memory made it fewer than planned.
@@ -44,6 +45,8 @@ class Position:
     eval_tokens: int = 0
     score_flops: int = 0
     score_tokens: int = 0
+    select_flops: int = 0
+    select_tokens: int = 0
     direction_step: int | None = None
     evaluated: int = 0
     micro_batch: int | None = None
@@ -61,8 +64,8 @@ class Position:
     @property
     def spent(self) -> Cost:
         """What the segment has spent so far, counted."""
-        flops = self.flops + self.eval_flops + self.score_flops
-        return Cost(flops=flops, tokens=self.tokens + self.eval_tokens + self.score_tokens)
+        flops = self.flops + self.eval_flops + self.score_flops + self.select_flops
+        return Cost(flops=flops, tokens=self.tokens + self.eval_tokens + self.score_tokens + self.select_tokens)
 
     def improves(self, loss: Loss) -> bool:
         """Return whether `loss` is finite and below the best so far; a loss that is not finite never is."""

@@ -22,7 +22,7 @@ from stages.train.guard import handed_on
 from stages.train.job import Job
 from stages.train.loop import RESULT, ROWS
 from stages.train.order import visits_of
-from stages.train.rows import TIMING, read_chunks
+from stages.train.rows import CHOICES, TIMING, read_chunks
 from stages.workers.train import run_workers
 
 ENTRY = "stages.train.loop:run_segment"
@@ -64,7 +64,8 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
             f"none of the {at['evaluated']} had; {len(at['skipped'])} of {at['step']} steps were not finite either",
             "lower `train.learning_rate`, and look for broken rows in the selection; nothing was committed",
         )
-    rows = dict.fromkeys(("curve", "example_losses", *(("example_influence",) if job.train.influence else ())), 0)
+    more = (("example_influence", job.train.influence), ("example_choices", job.train.batch_selector))
+    rows = dict.fromkeys(("curve", "example_losses", *(name for name, asked in more if asked)), 0)
     for name in rows:
         with work.writer(name) as writer:
             for chunk in read_chunks(job.home / ROWS, result["chunks"], name):
@@ -72,6 +73,8 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
                 rows[name] += chunk.num_rows
     timing = pa.concat_tables(list(read_chunks(job.home / ROWS, result["chunks"], "timing")))
     write_table(work.measured("curve", "timing.arrow"), TIMING, timing)
+    chosen = list(read_chunks(job.home / ROWS, result["chunks"], "choices"))
+    write_table(work.measured("curve", "choices.arrow"), CHOICES, pa.concat_tables([CHOICES.empty_table(), *chosen]))
     use = _memory_use(job, at, timing, device)
     work.measured("curve", "memory.json").write_text(use.model_dump_json(), encoding="utf-8")
     best = Best(job.home, job.pin).folder(at["best"]["step"])
@@ -88,7 +91,7 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
         work.notice(f"{len(at['skipped'])} step(s) were not finite and were not applied: {_first(at['skipped'])}")
     if at["returned"] or at["withheld"] or at["slowest"] < 1:
         work.notice(f"the guard acted: it {guard_said(at)}; see the curve's column `guard_action`" + remedy(at))
-    return _summary(job, result, costs, title, rows.get("example_influence"))
+    return _summary(job, result, costs, title, rows)
 
 
 def guard_said(at: Mapping[str, Any]) -> str:
@@ -164,7 +167,14 @@ def _costs(job: Job, at: dict[str, Any], timing: pa.Table) -> dict[str, Cost]:
             peak_bytes=peak,
         ),
     }
-    if job.train.influence:
+    if job.train.batch_selector:
+        costs["select"] = Cost(
+            flops=at["select_flops"],
+            tokens=at["select_tokens"],
+            seconds=float(seconds[what == "choice"].sum()),
+            peak_bytes=peak,
+        )
+    if job.places.target:
         costs["score"] = Cost(
             flops=at["score_flops"],
             tokens=at["score_tokens"],
@@ -175,7 +185,7 @@ def _costs(job: Job, at: dict[str, Any], timing: pa.Table) -> dict[str, Cost]:
 
 
 def _summary(
-    job: Job, result: dict[str, Any], costs: dict[str, Cost], title: str, rows_with_influence: int | None
+    job: Job, result: dict[str, Any], costs: dict[str, Cost], title: str, written: Mapping[str, int]
 ) -> Summary:
     at, spent = result["position"], costs[job.cause]
     rows = [_loss_row("before", at["before"]), _loss_row("after", at["best"])]
@@ -197,7 +207,7 @@ def _summary(
             "flops": spent.flops,
             "evaluation_flops": at["eval_flops"],
             "ended": at["ended"] or "all planned steps were made",
-            **({} if rows_with_influence is None else {"rows_with_influence": rows_with_influence}),
+            **_counted(job, at, written),
         },
         measured={
             "seconds": round(spent.seconds, 3),
@@ -210,6 +220,16 @@ def _summary(
             Table(title="validation loss", columns=("", "nats a token", "low 95 %", "high 95 %"), rows=tuple(rows)),
         ),
     )
+
+
+def _counted(job: Job, at: Mapping[str, Any], written: Mapping[str, int]) -> dict[str, int]:
+    """Return what was read of rows beside training on them."""
+    found = {}
+    if job.train.influence:
+        found["rows_with_influence"] = written["example_influence"]
+    if job.train.batch_selector:
+        found |= {"candidates": written["example_choices"], "selection_flops": at["select_flops"] + at["score_flops"]}
+    return found
 
 
 def _loss_row(name: str, loss: dict[str, Any] | None) -> tuple[str, float | None, float | None, float | None]:

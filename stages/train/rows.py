@@ -15,22 +15,31 @@ from typing import Any
 import pyarrow as pa
 
 from data_contracts.arrow import read_table, write_table
-from data_contracts.tables import CURVE, EXAMPLE_INFLUENCE, EXAMPLE_LOSSES
+from data_contracts.tables import CURVE, EXAMPLE_CHOICES, EXAMPLE_INFLUENCE, EXAMPLE_LOSSES
 
 TIMING = pa.schema(
     [
         pa.field("step", pa.int64(), False),
-        pa.field("what", pa.string(), False),  # step, evaluation or direction
+        pa.field("what", pa.string(), False),  # step, evaluation, direction or choice
         pa.field("seconds", pa.float64(), False),
         pa.field("tokens", pa.int64(), False),
         pa.field("peak_bytes", pa.int64(), False),
+    ]
+)
+CHOICES = pa.schema(
+    [
+        pa.field("step", pa.int64(), False),
+        pa.field("action", pa.string(), False),  # continue, anneal or end
+        pa.field("reason", pa.string(), False),
     ]
 )
 SCHEMAS = {
     "curve": CURVE.schema,
     "example_losses": EXAMPLE_LOSSES.schema,
     "example_influence": EXAMPLE_INFLUENCE.schema,
+    "example_choices": EXAMPLE_CHOICES.schema,
     "timing": TIMING,
+    "choices": CHOICES,
 }
 
 

@@ -13,7 +13,7 @@ from data_contracts.arrow import TABLE_FILE
 from data_contracts.config import GovernConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.errors import InputError
-from data_contracts.method import Method, names
+from data_contracts.method import Method, name_in, names
 from data_contracts.records import Decision, Plan, Summary
 from stages.model.pin import read_pin
 from stages.stage import Inputs, Stage, Takes, Work
@@ -47,14 +47,18 @@ class Train(Stage[TrainSlice]):
         "curve": "curve",
         "example_losses": "example_losses",
         "example_influence": "example_influence",
+        "example_choices": "example_choices",
     }
-    optional: ClassVar[frozenset[str]] = frozenset({"example_influence"})
+    optional: ClassVar[frozenset[str]] = frozenset({"example_influence", "example_choices"})
 
     def methods(self, config: TrainSlice) -> Iterable[tuple[type[Method], str]]:
-        """Name the policy asked inside training, and every technique: the plan, an input, decides which is used."""
+        """Name the policy and the batch selector, and every technique: the plan, an input, decides which is used."""
         from stages.governor.policy import Policy
+        from stages.technique.batch_selector import BatchSelector
 
-        return ((Policy, str(config.govern.policy.get("method"))), *techniques())
+        picks = config.train.batch_selector
+        selector = [] if picks is None else [(BatchSelector, name_in(picks, "train.batch_selector"))]
+        return ((Policy, str(config.govern.policy.get("method"))), *selector, *techniques())
 
     def run(self, config: TrainSlice, inputs: Inputs, work: Work) -> Summary:
         """Train one segment; see the modules beside this one."""
@@ -65,7 +69,7 @@ class Train(Stage[TrainSlice]):
 
         plan, selection = inputs.one("plan").record(Plan), inputs.one("selection")
         visits = int(selection.table().column("repeats").to_numpy().sum())
-        refuse_no_step(visits, plan, config.train.drop_last)
+        refuse_no_step(visits, plan, config.train)
         check_rows(inputs.one("validation_tokens").ref.rows)
         target = target_of(config.train, inputs)
         given, checkpoint = inputs.maybe("decision"), inputs.maybe("checkpoint")
@@ -103,15 +107,20 @@ def least(*limits: int | None) -> int | None:
 
 
 def target_of(train: TrainConfig, inputs: Inputs) -> str | None:
-    """Return the target's table where influence is read in training. Raises `InputError` where it is not given."""
-    if train.influence is None:
+    """Return the target's table where influence, or a batch selector, reads it in training. Raises `InputError` where
+    it is not given."""
+    from stages.technique.batch_selector import batch_selector_of
+
+    selector = batch_selector_of(train)
+    picks = selector is not None and selector.reads_target
+    if train.influence is None and not picks:
         return None
     given = inputs.maybe("target_tokens")
     if given is None or given.ref.rows == 0:
         raise InputError(
-            "a target with at least one row where `train.influence` is set",
+            f"a target with at least one row where `train.{'batch_selector' if picks else 'influence'}` reads it",
             "it has none" if given else "it was not given",
-            "pass `target_tokens`, or unset `train.influence`",
+            f"pass `target_tokens`, or unset `train.{'batch_selector' if picks else 'influence'}`",
         )
     return str(given.folder / TABLE_FILE)
 

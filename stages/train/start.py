@@ -20,6 +20,7 @@ from stages.model.checkpoint import load_checkpoint, merge_adapters
 from stages.model.load import load_model
 from stages.model.shards import ranks, shard
 from stages.technique.base import Technique, refuse_influence
+from stages.technique.batch_selector import refuse_batch_selector, refuse_savings
 from stages.technique.fake import fake_model
 from stages.technique.frozen import halve_frozen
 from stages.technique.optimizer import Optimizer, named_moments
@@ -54,6 +55,15 @@ def prepare(job: Job, device: str) -> Start:
     technique = resolve(Technique, job.plan.technique, "plan.technique")
     if job.train.influence:
         refuse_influence(technique)
+    if job.train.batch_selector:
+        refuse_batch_selector(job.train, technique)
+        refuse_savings(
+            {
+                "shard": job.plan.sharded,
+                "offload_activations": job.plan.offload_activations,
+                f"states_{job.plan.optimizer_states}": job.plan.optimizer_states != "float32",
+            }
+        )
     settings = {"method": type(technique).name(), **technique.model_dump(mode="json")}
     torch.manual_seed(job.torch_seed)
     if job.plan.sharded:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from stages.meter.memory import peak_bytes
+from stages.technique.batch_selector import Picked
 from stages.technique.step import StepResult
 from stages.train.examples import Examples
 from stages.train.guarding import Done
@@ -64,6 +65,15 @@ class Telemetry:
                 known = {"influence": influence, "direction_step": self._at.direction_step}
                 self.rows.add("example_influence", {**visit, **known})
 
+    def choices(self, candidates: np.ndarray, examples: Examples, picked: Picked) -> None:
+        """Write a row a candidate of the step."""
+        gains = [None] * len(picked.places) if picked.gain_S is None else picked.gain_S.tolist()
+        taken = dict(zip(picked.places.tolist(), zip(picked.weight_S.tolist(), gains, strict=True), strict=True))
+        for place, row in enumerate(candidates):
+            weight, gain = taken.get(place, (0.0, None))
+            known = {"step": self.run_step, "position": place, "example_id": examples.row(int(row)).example_id}
+            self.rows.add("example_choices", {**known, "chosen": place in taken, "weight": weight, "gain": gain})
+
     def curve(
         self,
         result: StepResult | None,
@@ -100,6 +110,6 @@ class Telemetry:
         )
 
     def timing(self, what: str, began: float, tokens: int) -> None:
-        """Write how long a step, an evaluation or a direction took since `began` (of the performance counter)."""
+        """Write how long a step, evaluation, direction or choice took since `began` (of the performance counter)."""
         row: dict[str, Any] = {"step": self.run_step, "what": what, "seconds": time.perf_counter() - began}
         self.rows.add("timing", {**row, "tokens": tokens, "peak_bytes": peak_bytes()})

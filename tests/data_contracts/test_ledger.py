@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +54,7 @@ def test_money_is_seconds_at_the_price_of_each_stages_hour_and_changes_nothing_e
     ledger = Ledger.fold(given_entries)
     priced = ledger.priced(Price(hour=3600, stages={"score": 7200}))
     by_stage = {stage: cost.seconds for stage, cost in ledger.by_stage().items()}
-    assert priced.total.money == by_stage.get("train", 0) + 2 * by_stage.get("score", 0)
+    assert priced.total.money == pytest.approx(by_stage.get("train", 0) + 2 * by_stage.get("score", 0))
     assert priced.priced(Price(hour=0)) == ledger
     assert ledger.priced(None) is ledger
 

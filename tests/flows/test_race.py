@@ -8,22 +8,32 @@ import json
 import numpy as np
 import pytest
 
-from data_contracts.config import ARMS, ArmConfig, AutoConfig
+from data_contracts.config import ARMS, ArmConfig, AutoConfig, Config
 from data_contracts.config_file import load
 from data_contracts.errors import ConfigError
 from data_contracts.records import Decision, Likeness, Plan, Weighing
 from data_contracts.store import Store
-from flows.arms import chooses, contest, expected_price, least_probe, left_out, probe_flops, sections
+from flows.arms import (
+    chooses,
+    contest,
+    first_share,
+    least_probe,
+    left_out,
+    probe_flops,
+    sections,
+    share_of,
+)
 from flows.calling import call_directly
 from flows.pipeline import trained
 from flows.pipeline_run import PipelineRun
 from flows.race import race
 from flows.workspace import Workspace
+from stages.governor.payback import expected_price
 from tests.flows.small_run import lay_out, plain
 
 pytestmark = pytest.mark.shared
 BUDGET = 12 * 10**10
-CANNOT_WORK = {"name": "balanced", "selector": {"method": "bids"}}  # there is one target group
+CANNOT_WORK = {"name": "balanced", "selector": {"method": "bids"}, "kind": 0.5}  # there is one target group
 
 
 def opened(path) -> PipelineRun:
@@ -41,7 +51,7 @@ def raced(tmp_path_factory, shared):
         shared,
         budget={"flops": BUDGET},
         auto={
-            "arms": ["random", "bm25", CANNOT_WORK, "influence"],
+            "arms": ["random", ARMS["bm25"] | {"kind": 0.5}, CANNOT_WORK, ARMS["influence"] | {"kind": 0.5}],
             "probe_share": 0.08,
             "least_steps": 1,
             "confidence": 0.9,
@@ -188,10 +198,25 @@ def like(chosen, pool, low, high):
 def test_a_sure_arm_is_used_untried_with_as_many_rows_as_there_are_of_the_kind():
     plan, auto = plan_of(1000), AutoConfig(arms=("random", "bm25"), probe_share=0.05)
     told = {"bm25": like(0.9, 0.15, 0.6, 0.8)}
-    for limit, fraction in ((100.0, 0.1), (500.0, 0.15), (800.0, 0.2)):  # once; all of the kind; four visits each
+    for limit, visits in ((100.0, 0.1), (500.0, 0.15), (800.0, 0.8)):  # once; all of the kind; beside them others
         held = contest(auto.arms, plan, limit, auto, 1e9, told)  # a budget without room for a race
-        assert [(arm.name, arm.fraction) for arm in held.arms] == [("bm25", pytest.approx(fraction))]
+        assert [(arm.name, arm.kind) for arm in held.arms] == [("bm25", 0.15)]
+        assert share_of(held.arms[0], plan, limit) == pytest.approx(visits)
+        assert first_share(held.arms[0], plan, limit) == pytest.approx(min(0.15, visits))
         assert not held.left_out
+
+
+def test_a_choice_with_more_visits_than_its_kind_is_given_is_a_core_and_others_once():
+    config = Config(name="x", model={"path": "m"}, data={"pool": "p", "target": "t"})
+    arm = ArmConfig(name="near", kind=0.15, scorer={"method": "bm25"})
+    plain, cored = (sections(config, arm, share)["select"] for share in (0.15, 0.8))
+    assert (plain.fraction, plain.repetition) == (0.15, None)
+    assert (cored.fraction, cored.repetition) == (0.8, {"method": "core", "share": 0.15, "visits": 4.0})
+    chance = ArmConfig(name="random", selector={"method": "random"}, epochs=1)
+    assert sections(config, chance, 0.8)["select"].repetition is None
+    law = {"method": "muennighoff"}
+    asked = config.model_copy(update={"select": config.select.model_copy(update={"repetition": law})})
+    assert sections(asked, arm, 0.8)["select"].repetition == law
 
 
 def test_an_arm_that_surely_moves_little_is_left_out_and_chance_needs_no_race():
@@ -208,8 +233,15 @@ def test_where_words_are_not_sure_or_tell_nothing_a_race_decides():
         assert ([arm.name for arm in held.arms], held.probe_flops) == (["random", "bm25"], 25.0)
 
 
+@pytest.mark.parametrize(("moved", "used"), [(0.3, "bm25"), (0.19, "random")])
+def test_where_words_are_not_sure_and_nothing_can_be_tried_what_is_likelier_is_used(moved, used):
+    auto = AutoConfig(arms=("random", "bm25"), probe_share=0.05)
+    held = contest(auto.arms, plan_of(1000), 500.0, auto, 1e9, {"bm25": like(0.1 + moved, 0.1, 0.1, 0.5)})
+    assert ([arm.name for arm in held.arms], held.probe_flops) == ([used], 0.0)
+
+
 def test_a_dear_arm_that_can_be_tried_is_raced_against_a_sure_one():
-    auto = AutoConfig(arms=("random", "bm25", "cascade"), probe_share=0.02)
+    auto = AutoConfig(arms=("random", "bm25", "cascade"), probe_share=0.01)
     told = {"bm25": like(0.9, 0.1, 0.6, 0.9)}
     held = contest(auto.arms, plan_of(1000), 3000.0, auto, 1.0, told)
     assert [arm.name for arm in held.arms] == ["random", "bm25", "cascade"]
@@ -242,9 +274,9 @@ def test_a_probe_is_as_long_as_it_must_be_where_all_together_stay_affordable():
 
 def test_an_arm_is_left_out_for_its_price_or_for_a_sample_that_its_probe_would_visit_too_often():
     plan, auto = plan_of(1000), AutoConfig(arms=("random", "influence"), probe_share=0.1, sample=0.2)
-    influence = auto.arms[1]
+    influence = auto.arms[1].model_copy(update={"kind": 0.5})
     assert left_out(influence, plan, 1999.0, auto) == "its price is above 50%"
-    # with 3,000 FLOPs: a pass is paid, the rest visits half the pool four times; a fifth of that is 100 FLOPs a pass
+    # with 3,000 FLOPs: a pass is paid, the rest visits half the pool, the kind, four times; a fifth of that is 100 FLOPs a pass
     assert left_out(influence, plan, 3000.0, auto) == "its probe would visit a row more than 2 times"
     assert left_out(influence, plan, 3000.0, auto.model_copy(update={"probe_share": 0.06})) == ""
     assert left_out(ArmConfig(name="few", fraction=0.01), plan, 3000.0, auto) != ""

@@ -32,6 +32,7 @@ class Chinchilla(LossModel):
         "log_b": "tokens",
         "beta": "tokens",
     }
+    height: ClassVar[str | None] = "log_a"
     starts: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "log_e": (-1.0, 0.0, 0.7, 1.3),
         "log_a": (0.0, 4.0, 8.0, 12.0),
@@ -41,12 +42,16 @@ class Chinchilla(LossModel):
     }
 
     @classmethod
+    def by_parameters(cls, constants: Mapping[str, Any], runs: Columns) -> Any:
+        """A N^−α."""
+        return np.exp(constants["log_a"] - constants["alpha"] * np.log(runs["parameters"]))
+
+    @classmethod
     def formula(cls, constants: Mapping[str, Any], runs: Columns) -> Any:
         """E + A N^−α + B D^−β."""
         c = constants
-        by_parameters = np.exp(c["log_a"] - c["alpha"] * np.log(runs["parameters"]))
         by_tokens = np.exp(c["log_b"] - c["beta"] * np.log(runs["tokens"]))
-        return np.exp(c["log_e"]) + by_parameters + by_tokens
+        return np.exp(c["log_e"]) + cls.by_parameters(c, runs) + by_tokens
 
     def optimal(self, flops: float, **given: float) -> tuple[float, float]:
         """N = G (C/6)^(β/(α+β)), D = C/(6 N), with G = (αA/βB)^(1/(α+β)); `given` must be empty."""

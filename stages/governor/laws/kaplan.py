@@ -31,12 +31,18 @@ class Kaplan(LossModel):
         "log_d": "tokens",
         "alpha_d": "tokens",
     }
+    height: ClassVar[str | None] = "log_n"
     starts: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "log_n": (20.0, 26.0, 32.0, 40.0),
         "log_d": (20.0, 26.0, 32.0, 40.0),
         "alpha_n": (0.03, 0.08, 0.2, 0.4),
         "alpha_d": (0.03, 0.1, 0.2, 0.4),
     }
+
+    @classmethod
+    def by_parameters(cls, constants: Mapping[str, Any], runs: Columns) -> Any:
+        """(N_c/N)^α_N."""
+        return np.exp((constants["log_n"] - np.log(runs["parameters"])) * constants["alpha_n"])
 
     @classmethod
     def formula(cls, constants: Mapping[str, Any], runs: Columns) -> Any:

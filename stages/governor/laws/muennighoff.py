@@ -53,6 +53,7 @@ class Muennighoff(LossModel):
         "log_b": "tokens",
         "beta": "tokens",
     }
+    height: ClassVar[str | None] = "log_a"
     starts: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "log_a": (3.0, 6.0, 9.0),
         "log_b": (3.0, 7.0, 10.0),
@@ -61,6 +62,11 @@ class Muennighoff(LossModel):
         "beta": (0.25, 0.45),
         "data_decay": (4.0, 15.0),
     }
+
+    @classmethod
+    def by_parameters(cls, constants: Mapping[str, Any], runs: Columns) -> Any:
+        """A/N^α: all parameters are of use where data is no limit."""
+        return np.exp(constants["log_a"] - constants["alpha"] * np.log(runs["parameters"]))
 
     @classmethod
     def formula(cls, constants: Mapping[str, Any], runs: Columns) -> Any:

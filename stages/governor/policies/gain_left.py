@@ -15,15 +15,15 @@ from pydantic import Field
 from data_contracts.cost import Budget
 from stages.governor.curve_bank import effective_tokens, fit_curve
 from stages.governor.gain import next_reselection, rise_since_best, window_of
-from stages.governor.policy import Choice, Number, Policy, closing, evidence, first, obliged
+from stages.governor.policy import Choice, Number, Policy, closing, ending, evidence, first, obliged
 from stages.governor.state import State
 
 
 class GainLeft(Policy):
     """End once the upper quantile of the gain that is left falls below `min_gain_nats`."""
 
-    min_gain_nats: float = Field(0.01, ge=0, description="Nats that all that is left must be able to bring.")
-    level: float = Field(0.8, gt=0, lt=1, description="Of the two-sided interval whose upper end is judged.")
+    min_gain_nats: float = Field(0.005, ge=0, description="Nats that all that is left must be able to bring.")
+    level: float = Field(0.2, gt=0, lt=1, description="Of the two-sided interval whose upper end is judged.")
     least: int = Field(6, ge=4, description="Evaluations of a segment, below which it goes on.")
     window: int = Field(64, ge=4, description="Latest evaluations that are fitted.")
     overfit_evaluations: int = Field(2, ge=1, description="Evaluations that the best must lie back to call over-fit.")
@@ -37,7 +37,9 @@ class GainLeft(Policy):
 
     def decide(self, state: State, remaining: Budget, allowed: frozenset[str]) -> Choice:
         """Return one of `allowed`; every number and threshold used stands in the choice."""
-        numbers: dict[str, Number] = {**evidence(state)}
+        horizon = float(state.segment_flops(state.last_segment) if state.horizon is None else state.horizon)
+        numbers: dict[str, Number] = {**evidence(state), "remaining_flops": remaining.flops}
+        numbers |= {"horizon_flops": int(horizon), "reselect_flops": state.reselect_flops}
         numbers |= {f"policy_{name}": value for name, value in self.model_dump().items()}
 
         def choose(action: str, reason: str) -> Choice:
@@ -49,10 +51,10 @@ class GainLeft(Policy):
         if "reselect" in allowed:
             if state.last_segment == 0:
                 return choose("reselect", "the warm-up has given what scoring and planning need")
-            horizon = float(state.segment_flops(state.last_segment) if state.horizon is None else state.horizon)
+            buys = horizon
             if remaining.flops is not None:  # what choosing leaves for training is the segment that can be bought
-                horizon = min(horizon, float(remaining.flops - (state.reselect_flops or 0)))
-            anew = next_reselection(state, horizon, self.freshness)
+                buys = min(horizon, float(remaining.flops - (state.reselect_flops or 0)))
+            anew = next_reselection(state, buys, self.freshness)
             if anew is not None:
                 numbers |= {"reselect_expected_nats": anew[0], "reselect_cost_flops": int(anew[1])}
                 if anew[0] >= self.min_gain_nats:
@@ -61,11 +63,14 @@ class GainLeft(Policy):
         if rise:
             numbers |= {"rise_nats": rise.nats, "rise_p_value": rise.p_value, "rise_age": rise.age}
             if rise.nats > 0 and rise.age >= self.overfit_evaluations and rise.p_value < 1 - self.confidence:
-                return choose(closing(allowed), f"validation loss rises: {rise.nats:.4g} nats above its best")
-        ahead = self._ahead(state, remaining, allowed)
+                # a segment that never was below its start leaves nothing that a decay could finish
+                ends = closing(allowed) if (state.segment_gain(state.last_segment) or 0.0) > 0 else ending(allowed)
+                return choose(ends, f"validation loss rises: {rise.nats:.4g} nats above its best")
+        ahead = self._ahead(horizon, remaining, allowed)
         points = window_of(state, self.window)
         if len(points) < self.least or ahead <= 0:
-            return choose(self._same(allowed), f"{len(points)} evaluation(s): too few to continue the curve")
+            few = f"{len(points)} evaluation(s) are too few to continue the curve"
+            return choose(self._same(allowed), few if ahead > 0 else "nothing more would be spent")
         x, now, then = self._abscissa(state, ahead)
         fitted = fit_curve(x, [point.loss or 0.0 for point in points], np.random.default_rng(0))
         if fitted is None:
@@ -84,12 +89,11 @@ class GainLeft(Policy):
         return first(allowed, "continue", "anneal")
 
     @staticmethod
-    def _ahead(state: State, remaining: Budget, allowed: frozenset[str]) -> float:
+    def _ahead(horizon: float, remaining: Budget, allowed: frozenset[str]) -> float:
         """Return the FLOPs that are judged: the rest of the segment inside training, else of the budget."""
-        step = float(state.segment_flops(state.last_segment) if state.horizon is None else state.horizon)
         if remaining.flops is None:
-            return step
-        return min(step, float(remaining.flops)) if "end" in allowed else float(remaining.flops)
+            return horizon
+        return min(horizon, float(remaining.flops)) if "end" in allowed else float(remaining.flops)
 
     def _abscissa(self, state: State, ahead: float) -> tuple[np.ndarray, float, float]:
         """Return (x of each evaluation, x now, x after `ahead` FLOPs): FLOPs, or effective tokens."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from stages.coreset.greedy import lazy_greedy
+from stages.coreset.medoids import mean_one
 from stages.coreset.objectives import DenseFacilityLocation
-from stages.select.coreset import FeatureSelector, mean_one, wanted
+from stages.select.coreset import FeatureSelector, wanted
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice
 

@@ -3,9 +3,10 @@
 The score is a difficulty: a row's fail rate under a sampler, its loss, its EL2N. `form: window` takes the rows nearest
 to one percentile of difficulty, easy for a small budget and hard for a large one: the centre goes from `easy` at 2 % of
 the pool's tokens to `hard` at 50 %, evenly in the budget's logarithm, and stays beyond. That is what CADS (arXiv
-2510.16806) found by learning the weights; verify it by a trial of several fixed `centre`. `form: proportional` (DART's
-Prop2Diff, Tong et al. 2024) gives each source (the rows of one question) rows in proportion to its mean fail rate, and
-`form: uniform` equally many; they are drawn at random, and what a source lacks goes to the others.
+2510.16806) found by learning the weights; verify it by a trial of several fixed `centre`. Where a coverage computed
+some rows, quantiles are of those, and the others follow. `form: proportional` (DART's Prop2Diff, Tong et al. 2024)
+gives each source (the rows of one question) rows in proportion to its mean fail rate, and `form: uniform` equally many;
+they are drawn at random, and what a source lacks goes to the others.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import numpy as np
 from pydantic import Field
 
 from data_contracts.errors import InputError
+from stages.coreset.turns import in_turns
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice, Selector
-from stages.select.turns import coded, in_turns
+from stages.select.sources import coded
 
 FIRST_BUDGET, LAST_BUDGET = 0.02, 0.5
 """Shares of the pool's tokens between which the centre moves (DATA_METHODS.md, section 13)."""
@@ -42,10 +44,11 @@ class Difficulty(Selector):
     def _window(self, pool: Candidates, quota: Quota, rows: np.ndarray) -> Choice:
         assert pool.score_N is not None
         centre = centre_of(budget_share(quota, pool), self.easy, self.hard) if self.centre is None else self.centre
-        ascending = np.argsort(pool.score_N[rows], kind="stable")
-        away_B = np.abs((np.arange(len(rows)) + 0.5) / len(rows) - centre)
-        chosen = quota.fill(rows[ascending[np.argsort(away_B, kind="stable")]], pool.lengths_N)
-        return Choice(chosen, reason=f"difficulty {{score}}, near the {centre:.0%} quantile of the pool's")
+        computed_B = np.ones(len(rows), dtype=bool) if pool.exact_N is None else pool.exact_N[rows]
+        order = np.concatenate([_nearest(pool.score_N, rows[part], centre) for part in (computed_B, ~computed_B)])
+        whose = "the pool's" if computed_B.all() else "those that were computed"
+        chosen = quota.fill(order, pool.lengths_N)
+        return Choice(chosen, reason=f"difficulty {{score}}, near the {centre:.0%} quantile of {whose}")
 
     def _quotas(self, pool: Candidates, quota: Quota, rows: np.ndarray, rng: np.random.Generator) -> Choice:
         assert pool.score_N is not None
@@ -69,6 +72,14 @@ class Difficulty(Selector):
             group=source_B[order[: len(chosen)]],
             groups=names,
         )
+
+
+def _nearest(score_N: np.ndarray, rows: np.ndarray, centre: float) -> np.ndarray:
+    """Return `rows` by how near they are to the quantile `centre` of their own scores."""
+    ascending = np.argsort(score_N[rows], kind="stable")
+    away_B = np.abs((np.arange(len(rows)) + 0.5) / max(1, len(rows)) - centre)
+    found: np.ndarray = rows[ascending[np.argsort(away_B, kind="stable")]]
+    return found
 
 
 def budget_share(quota: Quota, pool: Candidates) -> float:

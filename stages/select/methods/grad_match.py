@@ -11,7 +11,8 @@ from pydantic import Field
 
 from data_contracts.errors import InputError
 from stages.coreset.matching_pursuit import pursuit
-from stages.select.coreset import FeatureSelector, mean_one, wanted
+from stages.coreset.medoids import mean_one
+from stages.select.coreset import FeatureSelector, wanted
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice
 

@@ -12,10 +12,11 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from stages.coreset.turns import in_turns
 from stages.select.coreset import FeatureSelector, wanted
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice
-from stages.select.turns import coded, in_turns
+from stages.select.sources import coded
 
 
 class Lima(FeatureSelector):

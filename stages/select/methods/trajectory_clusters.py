@@ -14,9 +14,10 @@ import numpy as np
 from pydantic import Field
 
 from stages.coreset.clusters import k_means
+from stages.coreset.turns import in_turns
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice, Selector
-from stages.select.turns import coded, in_turns
+from stages.select.sources import coded
 
 
 class TrajectoryClusters(Selector):

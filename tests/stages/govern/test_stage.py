@@ -41,12 +41,14 @@ def ledger(**flops):
     return Ledger.fold([Entry("i", "r", "begin", costs)])
 
 
-def govern(tmp_path, segments, previous=None, spent=None, budget=None, **settings):
-    """Run the stage; return its decision and the work."""
+def govern(tmp_path, segments, previous=None, spent=None, budget=None, beside=None, **settings):
+    """Run the stage; return its decision and its summary. `beside` may put files beside the curves."""
     maker = work_for(STAGE, tmp_path / "made")
     maker.gives = {f"curve{i}": "curve" for i in range(len(segments))} | {"plan": "plan", "decision": "decision"}
     for i, rows in enumerate(segments):
         maker.table(f"curve{i}", {k: [row(r)[k] for r in rows] for k in row(rows[0])})
+    if beside:
+        beside(maker)
     maker.record("plan", PLAN)
     given = {
         "curve": [maker.artifact(f"curve{i}") for i in range(len(segments))],

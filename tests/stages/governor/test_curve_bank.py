@@ -145,3 +145,16 @@ def test_between_rounds_data_are_chosen_anew_while_that_has_paid_and_not_once_it
     paid = between([3.0, 2.8], flat)
     assert (paid.action, paid.numbers["reselect_expected_nats"]) == ("reselect", pytest.approx(0.5 * 0.6))
     assert between([3.0, 2.8], flat, [2.2] * 8).action == "anneal"
+
+
+def test_after_a_rise_a_segment_that_gained_is_annealed_and_one_that_never_did_stops_the_run():
+    allowed = BETWEEN - {"reselect"}
+
+    def after(losses):
+        state = State.from_rows([rows([3.0, 2.8]), rows(losses)], actions=("warmup", "reselect"), horizon=10**13)
+        return resolve(Policy, {"method": "gain_left"}, "p").decide(state, Budget(flops=10**14), allowed)
+
+    assert after([2.7, 2.5, 2.6, 2.7, 2.8]).action == "anneal"
+    worse = after([2.9, 3.0, 3.1, 3.2, 3.3])
+    assert worse.action == "stop"
+    assert worse.numbers["rise_nats"] == pytest.approx(0.5)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from stages.governor.payback import Probe, break_even, budget_fraction, fit_slope, forecasts, pick, worth
+from stages.governor.payback import Probe, break_even, budget_fraction, fit_slope, forecasts, has_core, pick, worth
 
 FLOPS_P = np.array([25.0, 50.0, 75.0, 100.0])
 TOKENS_D = np.array([10.0, 30.0, 20.0, 40.0])
@@ -108,11 +108,23 @@ def test_what_a_choice_must_be_worth_follows_from_its_price_alone():
 
 
 def test_the_share_of_the_pool_is_what_the_budget_visits_so_often():
-    assert budget_fraction(100, 100, 4) == 0.25
-    assert budget_fraction(10_000, 100, 4) == 1.0
+    assert budget_fraction(200, 100, 4, 0.3) == 0.5  # there is no room for others beside the kind
+    assert budget_fraction(10_000, 100, 4, 0.3) == 1.0
 
 
-@pytest.mark.parametrize(("passes", "share"), [(0.02, 0.02), (0.1, 0.1), (0.25, 0.1), (0.4, 0.1), (0.8, 0.2)])
-def test_a_small_budget_sees_each_row_once_and_repeats_only_a_tenth_of_the_pool(passes, share):
+@pytest.mark.parametrize(
+    ("passes", "share", "core"),
+    [
+        (0.02, 0.02, False),
+        (0.1, 0.1, False),
+        (0.25, 0.1, False),
+        (0.4, 0.1, False),
+        (0.8, 0.8, True),
+        (3.0, 1.0, True),
+    ],
+)
+def test_a_budget_sees_each_row_once_then_repeats_the_kind_and_then_has_room_for_others(passes, share, core):
     assert budget_fraction(1000 * passes, 1000, 4) == pytest.approx(share)
-    assert budget_fraction(1000 * passes, 1000, 1) == pytest.approx(passes)  # chance: fresh rows, all of them
+    assert has_core(budget_fraction(1000 * passes, 1000, 4), 4, 0.1) == core
+    assert not has_core(budget_fraction(1000 * passes, 1000, 1), 1, 0.1)
+    assert budget_fraction(1000 * passes, 1000, 1) == pytest.approx(min(1, passes))  # chance: fresh rows

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.governor import PRICE, SHAPES, STEPS, Planted, run
+from benchmarks.planted import PRICE, SHAPES, STEPS, Planted, run
 from data_contracts.cost import Budget
 from data_contracts.method import resolve
 from stages.governor.policy import Choice, Policy

@@ -91,6 +91,28 @@ def test_the_int8_product_is_counted_and_an_unknown_product_is_an_error() -> Non
         torch.mv(torch.ones(3, 8), torch.ones(8))
 
 
+def test_attention_costs_the_same_by_the_kernels_of_a_gpu_and_of_a_cpu() -> None:
+    """Every other product is one operator on both; a query of 17 and keys of 29 tokens tell their places apart."""
+    query, key = torch.empty(2, 4, 17, 8), torch.empty(2, 4, 29, 8)
+    ops, expected = torch.ops.aten, 2 * 4 * 17 * 29 * 8
+    kernels: Any = {
+        "flash": (ops._scaled_dot_product_flash_attention, ops._scaled_dot_product_flash_attention_backward),
+        "efficient": (
+            ops._scaled_dot_product_efficient_attention,
+            ops._scaled_dot_product_efficient_attention_backward,
+        ),
+        "cudnn": (ops._scaled_dot_product_cudnn_attention, ops._scaled_dot_product_cudnn_attention_backward),
+        "cpu": (
+            ops._scaled_dot_product_flash_attention_for_cpu,
+            ops._scaled_dot_product_flash_attention_for_cpu_backward,
+        ),
+    }
+    registry = FlopCounter().flop_registry
+    for name, (forward, backward) in kernels.items():
+        assert registry[forward](query, key, key, out_val=query) == 2 * 2 * expected, name
+        assert registry[backward](query, query, key, key, out_val=query) == 5 * 2 * expected, name
+
+
 def test_a_model_traced_forward_only_has_no_price_for_training() -> None:
     found = FlopModel.trace(llama(), train=False)
     assert found.forward(1, 10) == FlopModel.trace(llama(), train=True).forward(1, 10)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from data_contracts.config import SelectConfig, TrainConfig
 from stages.select.quota import Quota
-from stages.select.repetition import curve_of, repeated
+from stages.select.repetition import curve_of
+from stages.select.repetitions.core import Core
 from stages.select.repetitions.muennighoff import MuennighoffData
 from stages.select.selector import Candidates, Choice
 from stages.select.stage import STAGE, SelectSlice
@@ -56,7 +57,8 @@ def test_all_visits_stay_within_the_budget_and_use_it_up_to_a_row(rows, passes):
     lengths, gains = (list(column) for column in zip(*rows, strict=True))
     pool, budget = pool_of(lengths), sum(lengths)
     choice = Choice(np.arange(len(rows)), gain=np.array(gains))
-    found, curve = repeated(MuennighoffData(), pool, Quota(len(rows), None, ""), choice, passes)
+    found, curve = MuennighoffData().repeat(pool, Quota(len(rows), None, ""), choice, passes)
+    assert curve is not None
     assert found.rows.tolist() == list(range(curve.best + 1))
     assert found.repeats is not None
     visited = int(np.array(lengths)[found.rows] @ found.repeats)
@@ -76,6 +78,37 @@ def test_equal_rows_are_each_seen_once_and_a_steep_ranking_is_repeated():
     assert steep.best == 19
     assert steep.epochs_K[19] == pytest.approx(5.0)
     assert steep.value[19] > 4 * steep.value[99] * 0.8
+
+
+@settings(deadline=None)
+@given(ROWS, st.floats(0.05, 1), st.floats(1, 5), st.floats(0.2, 1.5))
+def test_a_core_is_visited_so_often_and_the_rest_of_the_tokens_goes_to_the_next_rows_once(rows, share, visits, quota):
+    lengths, gains = (np.array(column) for column in zip(*rows, strict=True))
+    pool, asked = pool_of(lengths.tolist()), max(1, round(quota * len(rows)))
+    choice = Choice(np.arange(len(rows))[:asked], gain=gains[:asked], group=np.arange(asked)[: len(rows)])
+    found, curve = Core(share=share, visits=visits).repeat(pool, Quota(asked, None, ""), choice, 1.0)
+    assert curve is None
+    assert found.repeats is not None
+    assert found.rows.tolist() == list(range(len(found.rows)))  # a prefix of the ranking, best first
+    assert found.gain is not None and found.group is not None  # noqa: PT018
+    assert len(found.gain) == len(found.group) == len(found.rows)
+    core = min(len(choice.rows), max(1, round(share * len(rows))))
+    budget = lengths[choice.rows].sum() * max(1.0, asked / len(choice.rows))
+    assert lengths[found.rows] @ found.repeats <= budget + 1e-6
+    assert (found.repeats[core:] == 1).all()
+    assert found.repeats[:core].max() - found.repeats[:core].min() <= 1
+    assert lengths[:core] @ found.repeats[:core] <= max(visits * lengths[:core].sum(), lengths[:core].sum()) + 1e-6
+    if len(found.rows) > core:  # others come in only where the core has its visits, to a row
+        assert lengths[:core] @ found.repeats[:core] > visits * lengths[:core].sum() - lengths[:core].max()
+
+
+def test_the_stage_says_how_many_rows_are_a_core(tmp_path: Path) -> None:
+    law = {"method": "core", "share": 1 / 6, "visits": 3}
+    work, summary = run(tmp_path, fraction=1.0, repetition=law)
+    found = [(row["example_id"], row["repeats"]) for row in work.rows("selection")]
+    assert found == [("a", 3), ("b", 1), ("c", 1), ("d", 1)]
+    assert (summary.facts["repeated_rows"], summary.facts["visited_tokens"]) == (1, 60)
+    assert "repetition" not in work.opened
 
 
 def run(folder: Path, epochs: float = 1.0, **config: object) -> tuple[LocalWork, object]:

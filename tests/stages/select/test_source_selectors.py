@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from data_contracts.config import SelectConfig
 from data_contracts.errors import BudgetError, InputError
 from stages.coreset import similarity
+from stages.coreset.medoids import nearness_l1
 from stages.coreset.similarity import unit_rows
 from stages.select import coreset
 from stages.select.methods.d4 import nearest_before
-from stages.select.methods.medoids import nearness_l1
 from stages.select.plain_features import select_embeddings
+from stages.select.sources import coded
 from tests.stages.select.pools import chosen, pool_of
 
 RNG = np.random.default_rng(5)
@@ -183,3 +185,10 @@ def test_embeddings_may_name_their_source_and_length(tmp_path) -> None:
     config = SelectConfig(tokens=20, selector={"method": "medoids"})
     rows = select_embeddings(vectors, config, np.random.default_rng(0)).selection.to_pylist()
     assert Counter(row["mixture"] for row in rows) == {"a": 2, "b": 2}
+
+
+def test_sources_are_numbered_by_name() -> None:
+    column = pa.chunked_array([["b", "a"], ["c", "a"]])
+    code, names = coded(column, np.array([3, 2, 0]))
+    assert names == ("a", "b", "c")
+    assert code.tolist() == [0, 2, 1]

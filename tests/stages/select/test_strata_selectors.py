@@ -143,6 +143,17 @@ def test_the_window_moves_from_easy_to_hard_with_the_budget() -> None:
     assert "45% quantile" in by_tokens.table.column("reason")[0].as_py()
 
 
+def test_a_window_behind_a_cascade_lies_among_the_rows_that_were_computed() -> None:
+    score = np.concatenate([np.arange(100.0), -1.0 - np.arange(900.0)])  # those that a filter left out stand below
+    exact = score >= 0
+    found = chosen(pool_of(score=score, exact=exact), "difficulty", centre=0.3, fraction=0.02)
+    assert sorted(score[found.rows].tolist()) == list(range(20, 40))
+    more = chosen(pool_of(score=score, exact=exact), "difficulty", centre=0.3, fraction=0.15)
+    assert exact[more.rows[:100]].all()
+    assert not exact[more.rows[100:]].any()
+    assert "those that were computed" in found.table.column("reason")[0].as_py()
+
+
 def test_questions_give_rows_by_their_fail_rates_and_what_one_lacks_goes_to_the_others() -> None:
     source = ["hard"] * 6 + ["mid"] * 50 + ["easy"] * 50 + ["solved"] * 50
     fail = np.array([0.9] * 6 + [0.4] * 50 + [0.1] * 50 + [0.0] * 50)

@@ -40,10 +40,13 @@ SETTINGS = [
     {"method": "qa_lora", "r": 2, "group_size": 8},
     {"method": "peqa", "embeddings": True},
     {"method": "dqt", "bits": 3, "group_size": 8},
+    {"method": "lopt"},
+    {"method": "lopt", "blocks": 3, "weight": 1.0},
 ]
 DEEP = [
     {"method": "badam"},
     {"method": "mezo"},
+    {"method": "lopt"},
 ]  # the others' predicted bytes are held against real steps by `benchmarks.memory`
 if find_spec("bitsandbytes") is None:
     SETTINGS = [item for item in SETTINGS if item["method"] != "qlora"]

@@ -80,7 +80,7 @@ def token_columns(rows: int, seed: int, *, longest: int = 20) -> dict[str, list[
 
 
 def selection_columns(ids: list[str], **settings: Any) -> dict[str, list[Any]]:
-    """Return `selection` columns that take `ids` in their order; `weight` and `repeats` may be given as lists."""
+    """Return `selection` columns that take `ids` in their order; `weight`, `repeats`, `order` and `mixture` may be lists."""
     count = len(ids)
     return {
         "rank": list(range(count)),
@@ -88,7 +88,7 @@ def selection_columns(ids: list[str], **settings: Any) -> dict[str, list[Any]]:
         "weight": settings.get("weight", [1.0] * count),
         "repeats": settings.get("repeats", [1] * count),
         "order": settings.get("order", [0] * count),
-        "mixture": ["s0"] * count,
+        "mixture": settings.get("mixture", ["s0"] * count),
         "gain": [None] * count,
         "reason": ["test"] * count,
     }

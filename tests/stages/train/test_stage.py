@@ -297,6 +297,13 @@ def test_a_policy_may_end_a_segment_and_says_why(tmp_path):
     assert len(curve) < 30
     assert curve[-1]["validation_loss"] is not None
     assert summary.facts["ended"] != "all planned steps were made"
+    choices = read_table(work.measured("curve", "choices.arrow")).to_pylist()
+    evaluated = [
+        row["step"] for row in work.artifact("curve").table().to_pylist() if row["validation_loss"] is not None
+    ]
+    assert [row["step"] for row in choices] == evaluated
+    assert [row["action"] for row in choices] == ["continue"] * (len(choices) - 1) + ["end"]
+    assert choices[-1]["reason"] == summary.facts["ended"]
 
 
 def test_the_warm_up_draws_its_rows_from_the_seed_and_measures_the_base(tmp_path):

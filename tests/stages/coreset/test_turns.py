@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.select.turns import coded, in_turns
+from stages.coreset.turns import in_turns
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
@@ -61,10 +60,3 @@ def test_what_a_full_group_cannot_use_goes_to_the_others_and_nothing_to_weight_z
     order = in_turns(group, np.array([10.0, 1.0, 2.0, 0.0]))
     assert np.bincount(group[order[:14]], minlength=4).tolist() == [2, 4, 8, 0]
     assert group[order[-3:]].tolist() == [3, 3, 3]
-
-
-def test_sources_are_numbered_by_name() -> None:
-    column = pa.chunked_array([["b", "a"], ["c", "a"]])
-    code, names = coded(column, np.array([3, 2, 0]))
-    assert names == ("a", "b", "c")
-    assert code.tolist() == [0, 2, 1]

@@ -1,8 +1,9 @@
 """Groups of rows served in turns: an order every prefix of which divides the groups as asked.
 
 A selector orders each group's rows for itself; here they become one order, from which a quota of rows or of tokens
-takes a prefix. Equal shares: a row of each group in turn, until it has none. That is the budget of S2L and of CCS,
-groups ascending by size, each ⌊what is left / groups left⌋. Shares by weight: the divisor method of Sainte-Laguë, which
+takes a prefix. Imports no torch.
+Equal shares: a row of each group in turn, until it has none. That is the budget of S2L and of CCS, groups ascending by
+size, each ⌊what is left / groups left⌋. Shares by weight: the divisor method of Sainte-Laguë, which
 rounds to the nearest, never takes a row away when the quota grows, and hands on what an exhausted group cannot use.
 Shapes: B rows, G groups.
 """
@@ -10,8 +11,6 @@ Shapes: B rows, G groups.
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 
 def in_turns(group_B: np.ndarray, weight_G: np.ndarray | None = None) -> np.ndarray:
@@ -31,10 +30,3 @@ def in_turns(group_B: np.ndarray, weight_G: np.ndarray | None = None) -> np.ndar
     with np.errstate(divide="ignore"):
         due_B = (turn_B + 0.5) / weight_B
     return np.lexsort((group_B, -size_G[group_B], turn_B, due_B))
-
-
-def coded(sources: pa.ChunkedArray, rows_B: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return (source_B, names): the number of each row's source, and what each is called, by name."""
-    names = sorted(pc.unique(sources).to_pylist())
-    code_N = pc.index_in(sources, value_set=pa.array(names, pa.string())).to_numpy()
-    return code_N[rows_B].astype(np.int64), tuple(names)

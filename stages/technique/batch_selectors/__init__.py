@@ -1,0 +1,1 @@
+"""Batch selectors, one file each."""

@@ -33,6 +33,7 @@ STAGES = (
     "train",
     "govern",
     "weigh",
+    "quote",
     "evaluate",
     "judge",
     "promote",

@@ -346,7 +346,7 @@ class AutoConfig(Frozen):
         max_length=16,
         description="By name (random, bm25, cascade, influence) or settings. One is used untried; none: `auto` is off.",
     )
-    probe_share: float = Field(0.03, gt=0, le=0.2, description="What an arm's probe trains, of what may be spent.")
+    probe_share: float = Field(0.02, gt=0, le=0.2, description="What an arm's probe trains, of what may be spent.")
     most_probes: float = Field(
         0.2,
         gt=0,
@@ -442,6 +442,7 @@ SLICES: dict[str, tuple[str, ...]] = {
     "train": ("seed", "train", "govern"),
     "govern": ("budget", "govern", "train"),
     "weigh": ("seed", "auto"),
+    "quote": ("budget", "score", "select", "govern", "auto"),
     "evaluate": ("seed", "evaluate"),
     "judge": ("judge",),
     "promote": ("promote",),

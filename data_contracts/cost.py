@@ -1,8 +1,8 @@
 """What work costs and what may still be spent.
 
 `peak_bytes` is a capacity: costs that follow one another take the larger. FLOPs, tokens, seconds and money are stocks:
-they add. FLOPs and tokens are counted and reproducible; seconds and peak bytes are measured where the work ran; money
-is what those seconds cost at a price, which is asked when costs are read: a manifest holds none.
+they add. FLOPs and tokens are counted and reproducible; seconds, peak bytes and joules are measured where the work ran;
+money is what those seconds cost at a price, which is asked when costs are read: a manifest holds none.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Cost(Frozen):
     seconds: float = Field(0.0, ge=0, description="Wall seconds.")
     money: float = Field(0.0, ge=0, description="In the price's currency; nothing before a `Price` is asked.")
     peak_bytes: int = Field(0, ge=0, description="Largest memory held at one moment.")
+    joules: float = Field(0.0, ge=0, description="Energy of the whole machine meanwhile; 0 where it tells none.")
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -39,6 +40,7 @@ class Cost(Frozen):
             seconds=self.seconds + other.seconds,
             money=self.money + other.money,
             peak_bytes=max(self.peak_bytes, other.peak_bytes),
+            joules=self.joules + other.joules,
         )
 
 

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from data_contracts.contract import AnyContract, FolderContract, RecordContract
 from data_contracts.cost import Budget, Cost, Frozen
+from data_contracts.quotes import Quote
 from data_contracts.tables import TABLES
 from data_contracts.uri import Uri
 
@@ -287,12 +288,16 @@ class WeighedArm(Frozen):
     fraction: float = Field(gt=0, le=1, description="Of the pool's rows, chosen for the rest of the budget.")
     price_flops: int = Field(ge=0, description="Choosing this way from the whole pool, from here on.")
     spent_flops: int = Field(ge=0, description="On choosing for the probe and on its training.")
+    probe_flops: int = Field(ge=1, description="Of its probe's training.")
     probe_loss: float = Field(description="Validation loss at the probe's end, nats an answer token.")
+    probe_se: float = Field(ge=0, description="Its standard error, documents drawn again.")
     training_flops: int = Field(ge=0, description="Left to train with, the probe included.")
     expected_loss: float
     low: float
     high: float
     gain: float = Field(description="Expected loss of the arm to beat less this one's, nats.")
+    gain_low: float = Field(description="Lower end of its 80 % interval.")
+    gain_high: float = Field(description="Its upper end.")
     probability: float = Field(ge=0, le=1, description="That it ends below the arm to beat.")
     reuses: float | None = Field(None, description="Uses of one choice until it has paid; None: never.")
 
@@ -349,7 +354,8 @@ RECORDS = {
         RecordContract("plan", 2, Plan, "How training fits."),
         RecordContract("decision", 2, Decision, "What the governor decided."),
         RecordContract("likeness", 1, Likeness, "How many rows are of the target's kind."),
-        RecordContract("weighing", 1, Weighing, "Which way of choosing pays."),
+        RecordContract("weighing", 2, Weighing, "Which way of choosing pays."),
+        RecordContract("quote", 1, Quote, "What a run is expected to come to."),
         RecordContract("verdict", 2, Verdict, "Whether the result may be promoted."),
         RecordContract("promotion", 1, Promotion, "What promotion did."),
     )

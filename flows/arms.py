@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from data_contracts.config import ArmConfig, AutoConfig, Config, ScoreConfig, SelectConfig
 from data_contracts.cost import Frozen
 from data_contracts.records import Decision, Likeness, Plan
-from stages.governor.payback import WORTH_CHOOSING, WORTH_MOVING, budget_fraction, has_core, moves_enough
+from stages.governor.payback import (
+    WORTH_CHOOSING,
+    WORTH_MOVING,
+    budget_fraction,
+    expected_price,
+    has_core,
+    moves_enough,
+)
 
 MOST_OF_THE_POOL = 0.9
 """An arm that takes more of the pool does not choose."""
@@ -61,7 +68,7 @@ def contest(
             pool has of the kind.
     """
     first, *others = arms
-    others = [_of_the_kind(arm, told.get(arm.name)) for arm in others]
+    others = [of_the_kind(arm, told.get(arm.name)) for arm in others]
     out = {arm.name: why for arm in others if (why := left_out(arm, plan, limit, auto, least, told.get(arm.name)))}
     standing = [first, *(arm for arm in others if arm.name not in out)]
     probe = probe_flops(len(standing), limit, auto, least) if chooses(standing, plan, limit) else 0.0
@@ -84,7 +91,8 @@ def _likely(likeness: Likeness | None) -> bool:
     return likeness is not None and likeness.moved > WORTH_MOVING
 
 
-def _of_the_kind(arm: ArmConfig, likeness: Likeness | None) -> ArmConfig:
+def of_the_kind(arm: ArmConfig, likeness: Likeness | None) -> ArmConfig:
+    """Return the arm with what share of the pool is of its kind, where words tell that and nothing is set."""
     if likeness is None or arm.fraction or arm.kind:
         return arm
     return arm.model_copy(update={"kind": max(LEAST_KIND, likeness.pool)})
@@ -127,17 +135,6 @@ def probe_flops(arms: int, limit: float, auto: AutoConfig, least: float) -> floa
     if least <= auto.probe_share * limit:
         return auto.probe_share * limit
     return least if arms * least <= auto.most_probes * limit else 0.0
-
-
-def expected_price(arm: ArmConfig, plan: Plan) -> float:
-    """Return the FLOPs that choosing this way from the whole pool is expected to cost, before it was tried.
-
-    `arm.passes` trainings on each row that its filters let through.
-    """
-    share = arm.passes
-    for settings in arm.coverage.get("filters", ()):
-        share *= float(settings.get("keep", 1.0))
-    return share * plan.pass_flops
 
 
 def share_of(arm: ArmConfig, plan: Plan, limit: float) -> float:

@@ -52,9 +52,9 @@ def trained(run: PipelineRun) -> Trained:
     validation = data.ref("validation_tokens")
 
     # How training fits the budget, and a charged warm-up on a random selection: moments, losses, noise.
-    planned = run.call("plan", base=base, pool=data.ref("pool"), pool_tokens=pool, target_tokens=target)
+    planned = first_plan(run, data)
     plan = planned.ref("plan")
-    begun = run.call("begin", base=base, plan=plan, pool_tokens=pool, validation_tokens=validation)
+    begun = warmed_up(run, data, plan)
     checkpoint, selection = begun.ref("checkpoint"), begun.ref("selection")
     scores: tuple[Ref, ...] = ()
     features: tuple[Ref, ...] = ()
@@ -69,15 +69,7 @@ def trained(run: PipelineRun) -> Trained:
     while not decision.stops:
         run.next_round()
         if decision.replans:
-            planned = run.call(
-                "plan",
-                base=base,
-                pool=data.ref("pool"),
-                pool_tokens=pool,
-                target_tokens=target,
-                checkpoint=checkpoint,
-                curve=curves,
-            )
+            planned = planned_anew(run, data, checkpoint, curves)
             plan = planned.ref("plan")
         # Where ways of choosing are named, words tell of each or a short training does; the one that pays goes on.
         weighing: tuple[Ref, ...] = ()
@@ -175,6 +167,31 @@ def trained(run: PipelineRun) -> Trained:
 
     best = tuple(ref for ref in checkpoints if ref.digest == decision.best)[:1]
     return Trained(data, planned, best, selections)
+
+
+def first_plan(run: PipelineRun, data: Result) -> Result:
+    """Plan how training fits, before anything was trained."""
+    pool, target = data.ref("pool_tokens"), data.ref("target_tokens")
+    return run.call("plan", base=data.ref("base"), pool=data.ref("pool"), pool_tokens=pool, target_tokens=target)
+
+
+def warmed_up(run: PipelineRun, data: Result, plan: tuple[Ref, ...]) -> Result:
+    """Train the warm-up."""
+    pool, validation = data.ref("pool_tokens"), data.ref("validation_tokens")
+    return run.call("begin", base=data.ref("base"), plan=plan, pool_tokens=pool, validation_tokens=validation)
+
+
+def planned_anew(run: PipelineRun, data: Result, checkpoint: tuple[Ref, ...], curves: tuple[Ref, ...]) -> Result:
+    """Plan again from what the segments so far have shown."""
+    return run.call(
+        "plan",
+        base=data.ref("base"),
+        pool=data.ref("pool"),
+        pool_tokens=data.ref("pool_tokens"),
+        target_tokens=data.ref("target_tokens"),
+        checkpoint=checkpoint,
+        curve=curves,
+    )
 
 
 def concluded(run: PipelineRun, made: Trained) -> Outcome:

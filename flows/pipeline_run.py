@@ -172,8 +172,17 @@ def opened(
         workspace = workspace.recorded(store.run_config(resumes))
     if stages == "in_process":
         workspace.check()  # elsewhere the stages' own runners are asked
-    run = store.open_run(name or workspace.config.name, workspace.config.model_dump(mode="json"), resumes=resumes)
-    pipeline_run = PipelineRun(workspace, store, run, partial(call, stages=stages))
+    with recorded(workspace, store, partial(call, stages=stages), name or workspace.config.name, resumes) as made:
+        yield made
+
+
+@contextmanager
+def recorded(
+    workspace: Workspace, store: Store, make: Make, name: str, resumes: str | None = None
+) -> Iterator[PipelineRun]:
+    """Open a pipeline run called `name` in the store, whose calls `make` makes, and close it with how it ended."""
+    run = store.open_run(name, workspace.config.model_dump(mode="json"), resumes=resumes)
+    pipeline_run = PipelineRun(workspace, store, run, make)
     try:
         yield pipeline_run
     except (KeyboardInterrupt, SystemExit):

@@ -20,7 +20,6 @@ from flows.arms import (
     PROBE_VISITS,
     chooses,
     contest,
-    expected_price,
     first_share,
     least_probe,
     said,
@@ -29,6 +28,7 @@ from flows.arms import (
     spendable,
 )
 from flows.mixing import mixed
+from stages.governor.payback import expected_price
 
 R = TypeVar("R", bound=Frozen)
 MOST_VISITS = 40.0
@@ -115,22 +115,13 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
         run.settle({**sections(run.config, first, fraction), "train": _to_the_end(run.config, left, fraction, plan)})
         return None
     probe = int(held.probe_flops)
-    tried = [_try(run, first, plan, limit, probe, shared)]
+    tried = [tried_arm(run, first, plan, limit, probe, shared)]
     for arm in others:
         try:
-            tried.append(_try(run, arm, plan, limit, probe, shared))
+            tried.append(tried_arm(run, arm, plan, limit, probe, shared))
         except CANNOT_WORK as error:
             run.notice(f"the arm {arm.name} is left out: {error.found} ({error.remedy})")
-    weighed = run.call_for(
-        "race",
-        "weigh",
-        {"auto": auto.model_copy(update={"arms": tuple(item.arm for item in tried)})},
-        start=shared["checkpoint"],
-        checkpoint=tuple(ref for item in tried for ref in item.trained.ref("checkpoint")),
-        curve=tuple(ref for item in tried for ref in item.trained.ref("curve")),
-        selection=tuple(ref for item in tried for ref in item.selected.ref("selection")),
-        **_given(shared, "base", "plan", "decision", "target_tokens", "validation_tokens"),
-    )
+    weighed = weigh(run, tried, shared)
     weighing = run.read(weighed, "weighing", Weighing)
     winner = next(item for item in tried if item.arm.name == weighing.chosen)
     fraction = next(arm.fraction for arm in weighing.arms if arm.name == weighing.chosen)
@@ -145,6 +136,20 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
         scored.ref("features") if scored else (),
         mixture,
         tuple(dict.fromkeys(winner.selected.ref("selection") + selected.ref("selection"))),
+    )
+
+
+def weigh(run: Asker, tried: Sequence[Tried], shared: Mapping[str, tuple[Ref, ...]]) -> Result:
+    """Weigh arms that were tried against each other, the first being the one to beat."""
+    return run.call_for(
+        "race",
+        "weigh",
+        {"auto": run.config.auto.model_copy(update={"arms": tuple(item.arm for item in tried)})},
+        start=shared["checkpoint"],
+        checkpoint=tuple(ref for item in tried for ref in item.trained.ref("checkpoint")),
+        curve=tuple(ref for item in tried for ref in item.trained.ref("curve")),
+        selection=tuple(ref for item in tried for ref in item.selected.ref("selection")),
+        **_given(shared, "base", "plan", "decision", "target_tokens", "validation_tokens"),
     )
 
 
@@ -184,15 +189,17 @@ def _to_the_end(config: Config, flops: float, fraction: float, plan: Plan) -> Tr
 
 
 @dataclass(frozen=True)
-class _Tried:
+class Tried:
+    """An arm and what trying it gave: the selection of its probe, and the probe."""
+
     arm: ArmConfig
     selected: Result
     trained: Result
 
 
-def _try(
-    run: Caller, arm: ArmConfig, plan: Plan, limit: float, probe: int, shared: Mapping[str, tuple[Ref, ...]]
-) -> _Tried:
+def tried_arm(
+    run: Asker, arm: ArmConfig, plan: Plan, limit: float, probe: int, shared: Mapping[str, tuple[Ref, ...]]
+) -> Tried:
     """Choose as the arm does, from a sample where it is dear, and train on it for `probe` FLOPs, whatever comes."""
     auto, config, name = run.config.auto, run.config, f"race-{arm.name}"
     part = auto.sample if arm.passes else 1.0
@@ -209,7 +216,7 @@ def _try(
         selection=selected.ref("selection"),
         **_given(shared, "base", "plan", "validation_tokens", "target_tokens", "checkpoint", "decision"),
     )
-    return _Tried(arm, selected, trained)
+    return Tried(arm, selected, trained)
 
 
 def _choose(

@@ -24,6 +24,7 @@ from data_contracts.store import Lease, Store
 from stages.admission import earlier_commit, open_inputs, parse_slice
 from stages.ending import Ending, explained, peak_bytes, terminated_by_signal
 from stages.identity import Version, device, identity_of, kin_of, stage_version
+from stages.meter.energy import EnergyMeter
 from stages.stage import Inputs, Stage, find_stage
 from stages.work import Desk, Reporter, Silent, inherited
 
@@ -38,6 +39,8 @@ CAUSE_OF = {
     "select": "select",
     "train": "train",
     "govern": "reconfigure",
+    "weigh": "probe",
+    "quote": "reconfigure",
     "evaluate": "eval",
     "judge": "eval",
     "promote": "reconfigure",
@@ -94,7 +97,7 @@ class _Job:
         self.request, self.stage, self.config, self.store, self.inputs = request, stage, config, store, inputs
         self.version, self.identity, self.workers, self.reporter = version, identity, workers, reporter
         self.verify = bool(request.knobs.get("verify"))
-        self.started = time.monotonic()
+        self.started, self.energy = time.monotonic(), EnergyMeter(())
         self.desk: Desk | None = None
         self.ending = Ending()
         self.committing = self.closed = False
@@ -164,17 +167,18 @@ class _Job:
 
     @property
     def costs(self) -> dict[str, Cost]:
-        """What was spent so far: the stage's charges, and the rest of wall seconds and peak memory."""
+        """What was spent so far: the stage's charges, and the rest of wall seconds, peak memory and energy."""
         costs = dict(self.desk.costs) if self.desk else {}
         cause = CAUSE_OF.get(self.stage.verb, "reconfigure")
         rest = time.monotonic() - self.started - sum(cost.seconds for cost in costs.values())
-        own = Cost(seconds=max(0.0, rest), peak_bytes=peak_bytes())
+        own = Cost(seconds=max(0.0, rest), peak_bytes=peak_bytes(), joules=self.energy.joules())
         return {**costs, cause: costs.get(cause, Cost()) + own}
 
     @contextmanager
     def _attempt(self, lease: Lease | None = None) -> Iterator[str]:
         """Open an attempt; on any failure close it as KILLED or FAILED, take back what was published, and re-raise."""
         self.started, self.desk, self.committing, self.closed = time.monotonic(), None, False, False
+        self.energy = EnergyMeter()
         attempt: str | None = None
         try:
             with self.ending.held():  # a signal between the opening and the knowledge of it would leave it RUNNING

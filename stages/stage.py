@@ -37,6 +37,7 @@ VERBS = (
     "train",
     "govern",
     "weigh",
+    "quote",
     "evaluate",
     "judge",
     "promote",

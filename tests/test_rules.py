@@ -73,7 +73,10 @@ print(sorted(name for name in ("torch", "ray", "transformers", "mlflow") if name
 
 @pytest.mark.parametrize(
     "module",
-    [f"stages.{verb}.stage" for verb in ("ingest", "plan", "score", "select", "train", "govern", "weigh", "judge")],
+    [
+        f"stages.{verb}.stage"
+        for verb in ("ingest", "plan", "score", "select", "train", "govern", "weigh", "quote", "judge")
+    ],
 )
 def test_a_stage_is_declared_without_loading_torch_or_ray(module: str) -> None:
     code = LIGHT.format(statement=f"import {module}")

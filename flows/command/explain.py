@@ -17,11 +17,11 @@ from data_contracts.config_file import parse
 from data_contracts.cost import Frozen
 from data_contracts.records import Likeness, Origin, Plan, Ref, Result, Summary, Table
 from data_contracts.store import Store
-from flows.arms import Contest, contest, expected_price, said
+from flows.arms import Contest, contest, said
 from flows.command.screen import console, rich_table, screen, show
 from flows.race import likenesses
 from flows.workspace import Workspace
-from stages.governor.payback import worth
+from stages.governor.payback import expected_price, worth
 
 R = TypeVar("R", bound=Frozen)
 USES = (1, 3, 10)

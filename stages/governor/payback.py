@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_contracts.records import Likeness
+from data_contracts.config import ArmConfig
+from data_contracts.records import Likeness, Plan
 
 RESAMPLES = 2000
 INTERVAL = (0.1, 0.9)
@@ -51,7 +52,7 @@ class Forecast:
 
     Attributes:
         loss, low, high: expected validation loss at the end of the budget and its 80 % interval, nats.
-        gain: loss of the first arm less this one's, both at the end of the budget.
+        gain, gain_low, gain_high: loss of the first arm less this one's at the end of the budget; its 80 % interval.
         probability: share of resamples in which it ends below the first arm.
         training_flops: what it trains with in all, its probe included.
         reuses: of one choice, until it has paid for itself against the first arm; None where never.
@@ -62,6 +63,8 @@ class Forecast:
     low: float
     high: float
     gain: float
+    gain_low: float
+    gain_high: float
     probability: float
     training_flops: int
     reuses: float | None
@@ -114,6 +117,7 @@ def forecasts(
     end_A = sums_AD.sum(1) / tokens_D.sum()
     loss_A = end_A - max(0.0, slope) * fold_A
     low_A, high_A = np.quantile(draws_RA, INTERVAL, axis=0)
+    least_A, most_A = np.quantile(draws_RA[:, :1] - draws_RA, INTERVAL, axis=0)
     return tuple(
         Forecast(
             probe.name,
@@ -121,6 +125,8 @@ def forecasts(
             low=float(low_A[arm]),
             high=float(high_A[arm]),
             gain=float(loss_A[0] - loss_A[arm]),
+            gain_low=float(least_A[arm]),
+            gain_high=float(most_A[arm]),
             probability=float((draws_RA[:, arm] < draws_RA[:, 0]).mean()) if arm else 0.0,
             training_flops=int(left_A[arm]),
             reuses=break_even(float(end_A[0] - end_A[arm]), slope, float(left_A[0]), probe.price),
@@ -143,6 +149,17 @@ def break_even(gained: float, slope: float, flops: float, price: int) -> float |
     if gained <= 0:
         return None
     return price / (flops * (1.0 if slope <= 0 else -math.expm1(-gained / slope)))
+
+
+def expected_price(arm: ArmConfig, plan: Plan) -> float:
+    """Return the FLOPs that choosing this way from the whole pool is expected to cost, before it was tried.
+
+    `arm.passes` trainings on each row that its filters let through.
+    """
+    share = arm.passes
+    for settings in arm.coverage.get("filters", ()):
+        share *= float(settings.get("keep", 1.0))
+    return share * plan.pass_flops
 
 
 def worth(price: float, spendable: float, uses: int = 1) -> float | None:

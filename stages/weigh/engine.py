@@ -27,6 +27,7 @@ from stages.model.checkpoint import load_merged
 from stages.model.loss import document_losses
 from stages.model.pin import read_pin
 from stages.stage import Inputs, Work
+from stages.statistics.paired import clustered_se
 
 BATCH_TOKENS = 4096
 CHOOSING = ("score", "select")
@@ -83,12 +84,16 @@ def weigh_arms(auto: AutoConfig, inputs: Inputs, work: Work) -> Summary:
             ),
             price_flops=probe.price,
             spent_flops=paid,
+            probe_flops=int(probe.flops_P[-1]),
             probe_loss=float(probe.sums_D.sum() / bench.tokens_D.sum()),
+            probe_se=_error(probe.sums_D, bench.tokens_D),
             training_flops=cast.training_flops,
             expected_loss=cast.loss,
             low=cast.low,
             high=cast.high,
             gain=cast.gain,
+            gain_low=cast.gain_low,
+            gain_high=cast.gain_high,
             probability=cast.probability,
             reuses=cast.reuses,
         )
@@ -133,6 +138,12 @@ class Bench:
             self.tokens += batch.tokens
         self.seconds += time.perf_counter() - began
         return sums_D
+
+
+def _error(sums_D: np.ndarray, tokens_D: np.ndarray) -> float:
+    """Return the standard error of the loss; of a single document no less than the loss itself."""
+    loss = float(sums_D.sum() / tokens_D.sum())
+    return min(loss, clustered_se(sums_D - loss * tokens_D, None, float(tokens_D.sum())))
 
 
 def _points(curve: pa.Table) -> tuple[np.ndarray, np.ndarray]:

@@ -23,6 +23,7 @@ COSTS = st.builds(
     seconds=EXACT,
     money=EXACT,
     peak_bytes=st.integers(0, 10**12),
+    joules=EXACT,
 )
 MAYBE = st.none() | EXACT
 BUDGETS = st.builds(
@@ -40,6 +41,7 @@ def test_the_sum_of_costs_is_the_sum_of_stocks_and_the_largest_peak_in_any_order
     total = functools.reduce(Cost.__add__, costs, Cost())
     for stock in STOCKS:
         assert getattr(total, stock) == sum(getattr(cost, stock) for cost in costs)
+    assert total.joules == sum(cost.joules for cost in costs)
     assert total.peak_bytes == max((cost.peak_bytes for cost in costs), default=0)
     assert functools.reduce(Cost.__add__, reversed(costs), Cost()) == total
 

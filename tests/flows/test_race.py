@@ -16,7 +16,6 @@ from data_contracts.store import Store
 from flows.arms import (
     chooses,
     contest,
-    expected_price,
     first_share,
     least_probe,
     left_out,
@@ -29,6 +28,7 @@ from flows.pipeline import trained
 from flows.pipeline_run import PipelineRun
 from flows.race import race
 from flows.workspace import Workspace
+from stages.governor.payback import expected_price
 from tests.flows.small_run import lay_out, plain
 
 pytestmark = pytest.mark.shared

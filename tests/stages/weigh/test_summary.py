@@ -10,8 +10,9 @@ from stages.weigh.engine import _summary
 
 def arm(name: str, price: int, gain: float, reuses: float | None) -> WeighedArm:
     return WeighedArm(
-        name=name, fraction=0.1, price_flops=price, spent_flops=1, probe_loss=3.0, training_flops=1,
-        expected_loss=3.0 - gain, low=2.0, high=4.0, gain=gain, probability=0.5, reuses=reuses,
+        name=name, fraction=0.1, price_flops=price, spent_flops=1, probe_flops=1, probe_loss=3.0, probe_se=0.1,
+        training_flops=1, expected_loss=3.0 - gain, low=2.0, high=4.0, gain=gain, gain_low=gain, gain_high=gain,
+        probability=0.5, reuses=reuses,
     )  # fmt: skip
 
 

@@ -51,15 +51,11 @@ from benchmarks.cells import (
 )
 from benchmarks.chain import report
 from benchmarks.options import Options
+from benchmarks.trials import Cell
 from data_contracts.arrow import TABLE_FILE, read_table
-from data_contracts.config import ARMS, Config
+from data_contracts.config import ARMS
 from data_contracts.config_file import parse
-from data_contracts.records import Decision, Likeness, Origin, Plan, Ref, Result, Weighing
-from data_contracts.store import Store
-from flows.calling import call_directly
-from flows.pipeline import trained
-from flows.pipeline_run import PipelineRun
-from flows.workspace import Workspace
+from data_contracts.records import Decision, Likeness, Ref, Weighing
 
 RATE = 3e-3
 BUDGETS = (0.15, 0.4, 0.8)
@@ -86,75 +82,29 @@ def values_for(model: Path, seed: int, pool: str) -> dict[str, Any]:
     }
 
 
-class Trial(PipelineRun):
-    """A run of the loop in this process, without Prefect; what all trials of a cell have in common is done once."""
-
-    def __init__(self, workspace: Workspace, store: Store, run: str) -> None:
-        super().__init__(workspace, store, run, call_directly)
-
-    def _call(
-        self, workspace: Workspace, verb: str, name: str, inputs: dict[str, tuple[Ref, ...]], refresh: bool
-    ) -> Result:
-        if verb in ("plan", "begin", "govern"):
-            train = workspace.config.train.model_copy(update={"epochs": 1.0})
-            workspace = workspace.with_sections({"train": train})
-        return super()._call(workspace, verb, name, inputs, refresh)
-
-
-class Cell:
-    """One target and seed: its splits on disk and what every arm shares."""
+class QualityCell(Cell):
+    """A cell of this protocol: its arms, and how hard its rows are."""
 
     def __init__(self, folder: Path, values: dict[str, Any]) -> None:
-        self.folder, self.values = folder, values
-        self.store = Store(self.workspace(parse(values)).address)
-        self.run = self.store.open_run("cell", parse(values).model_dump(mode="json"))
-        self.pass_flops, self.hardness = self._measured(parse(values))
-
-    def workspace(self, config: Config) -> Workspace:
-        """Return a workspace on this cell's folder."""
-        return Workspace(config, self.folder / "lazytrain.yaml", "lazytrain.yaml")
-
-    def _measured(self, config: Config) -> tuple[int, dict[str, float]]:
-        """Return the FLOPs of a pass over the pool, and each row's quantile of loss under the base."""
-        trial = Trial(self.workspace(config), self.store, self.run)
-        data = trial.call("ingest")
-        planned = trial.call(
-            "plan",
-            base=data.ref("base"),
-            pool=data.ref("pool"),
-            pool_tokens=data.ref("pool_tokens"),
-            target_tokens=data.ref("target_tokens"),
-        )
-        scored = trial.call_for(
-            "hardness",
-            "score",
-            {"score": config.score.model_copy(update={"scorer": {"method": "perplexity"}})},
-            base=data.ref("base"),
-            plan=planned.ref("plan"),
-            **{name: data.ref(name) for name in ("pool_tokens", "target_tokens", "pool", "target")},
-        )
-        table = read_table(self.store.open(scored.refs["scores"]) / TABLE_FILE)
+        super().__init__(folder, values)
+        score = parse(values).score.model_copy(update={"scorer": {"method": "perplexity"}})
+        table = self.scored({"score": score})
         ids, score_N = table.column("example_id").to_pylist(), table.column("score").to_numpy()
         quantile_N = (np.argsort(np.argsort(score_N)) + 0.5) / len(ids)
-        return trial.read(planned, "plan", Plan).pass_flops, dict(zip(ids, quantile_N.tolist(), strict=True))
-
-    def config(self, arm: str, budget: float) -> Config:
-        """Return an arm's configuration for a budget of so many passes over the pool."""
-        arms = list(ARMS) if arm == "auto" else [arm]
-        limits = {"budget": {"flops": int(budget * self.pass_flops)}}
-        return parse({**self.values, **limits, "auto": {"arms": arms, "probe_share": PROBE_SHARE}})
+        self.hardness: dict[str, float] = dict(zip(ids, quantile_N.tolist(), strict=True))
+        """Each row's quantile of loss under the base."""
 
     def arm(self, arm: str, budget: float) -> dict[str, Any]:
-        """Run an arm and read the holdout with the checkpoint that validation prefers."""
-        trial = Trial(self.workspace(self.config(arm, budget)), self.store, self.run)
-        made = trained(trial)
+        """Run an arm for a budget in passes and read the holdout with the checkpoint that validation prefers."""
+        arms = list(ARMS) if arm == "auto" else [arm]
+        trial, made = self.trial(self.config(budget, {"auto": {"arms": arms, "probe_share": PROBE_SHARE}}))
         weighed = [step for step in trial.steps if step.stage == "weigh"]
         record = self.store.record(weighed[0].refs["weighing"], Weighing) if weighed else None
         decision: Decision = trial.decisions[-1]
         used = trial.config.score.scorer if trial.config.select.selector["method"] != "random" else {"method": "random"}
         told = [step.refs["likeness"] for step in trial.steps if "likeness" in step.refs]
         return {
-            "flops": sum({step.run: step.cost.flops for step in trial.steps}.values()),
+            "flops": trial.spent,
             "validation": decision.best_loss,
             "chosen": record.chosen if record else used["method"],
             "likeness": self.store.record(told[0], Likeness).model_dump() if told else None,
@@ -162,7 +112,7 @@ class Cell:
             "share": trial.config.select.fraction,
             "visits": trial.config.train.epochs,
             **self.chosen(made.selections[-1]),
-            "losses": self.losses(made.data, made.candidate),
+            "losses": self.losses(made.candidate),
         }
 
     def chosen(self, selection: Ref) -> dict[str, Any]:
@@ -174,27 +124,6 @@ class Cell:
             "unique": len(repeats) / len(self.hardness),
             "core": float((repeats > 1).sum()) / len(self.hardness),
             "hardness": float(np.average(hard, weights=repeats)),
-        }
-
-    def losses(self, data: Result, checkpoint: tuple[Ref, ...]) -> dict[str, tuple[float, int, str]]:
-        """Return holdout (loss sum, answer tokens, task) by item, of a checkpoint or, without one, of the base."""
-        evaluated = call_directly(
-            self.workspace(parse(self.values)),
-            "evaluate",
-            {
-                "base": data.ref("base"),
-                "holdout": data.ref("holdout"),
-                "holdout_tokens": data.ref("holdout_tokens"),
-                "checkpoint": checkpoint,
-            },
-            origin=Origin(run=self.run, name="evaluate"),
-        )
-        table = read_table(self.store.open(evaluated.refs["evaluation"]) / TABLE_FILE).to_pylist()
-        wanted = "candidate" if checkpoint else "base"
-        return {
-            row["item_id"]: (row["loss_sum"], row["answer_tokens"], row["source"])
-            for row in table
-            if row["model"] == wanted
         }
 
 
@@ -210,14 +139,14 @@ def run_cell(
     else:
         each = POOL_ROWS // (sum(map(len, tasks.values())) - len(tasks[kind]))
         write_splits(folder, tasks, kind, seed, {"pool": each, "target": 8, "validation": 24, "holdout": 24})
-    cell = Cell(folder, values_for(data / "stories260k", seed, pool))
+    cell = QualityCell(folder, values_for(data / "stories260k", seed, pool))
     arms: dict[str, dict[str, dict[str, Any]]] = {}
     for budget in budgets:
         mine = arms[f"{budget:g}"] = {name: cell.arm(name, budget) for name in ("auto", *FIXED[pool])}
         said = ", ".join(f"{name} {mean_loss(item['losses']):.3f}" for name, item in mine.items())
         auto = said_of(mine["auto"])
         Console(stderr=True, width=150).print(f"{pool}, {kind}, {seed}, {budget:g} passes: {said}; auto: {auto}")
-    cell.store.close_run(cell.run, "FINISHED", None)
+    cell.close()
     found: dict[str, Any] = {
         "pool": pool,
         "kind": kind,

@@ -1,0 +1,274 @@
+"""What the whole gives: every way of choosing, under a fixed schedule and governed, at one budget of FLOPs.
+
+Each arm runs the pipeline's own loop under the same budget for all that it does: warm-up, scoring, probes, training and
+validation. Checkpoints are chosen on a validation split that no arm trains on; the holdout is read once. No content
+stands on two sides; *by task* no task does either.
+
+Arms: `full` (all of the pool, again and again), `random` (fresh rows by chance), `bm25`, `influence` (static),
+`cascade` (bm25, then influence), `target` (its rows alone), `target+random`, `target+bm25`, `oracle` (the pool's rows
+of the target's kind alone), `dynamic` (the cascade anew each round), `fixed_steps` (influence anew for the whole pool
+after every fourth of the steps, the schedule of DataFlex) and `lazytrain` (`auto` over its named arms). Each under a
+*fixed* schedule, which uses the budget up, and *governed* by the default policy, which may stop; so that what
+choosing does is read at an equal governor and what the governor does at equal data.
+
+Figures of an arm and pool: `nats_vs_random` (holdout, at the same governor; 95 %, bootstrap of cells, then of tasks),
+`flops_to_full_loss_ratio` (FLOPs spent until validation is at the lowest that `full` under the fixed schedule reached,
+over the FLOPs that `full` had spent there; geometric mean of the cells that reached it, and how many did),
+`optimism` (holdout less validation), passes spent, seconds. The rate is the best of the grid on validation; `tuned` are
+the passes spent with all of the grid charged.
+
+    python -m benchmarks.end_to_end [--quick] [--seeds N ...] [--minutes M] [--work F]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterable
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cells import (
+    ARITHMETIC,
+    Tasks,
+    draw_categories,
+    mean_loss,
+    paired_interval,
+    read_tasks,
+    settings,
+    write,
+    write_planted,
+    write_splits,
+)
+from benchmarks.chain import report
+from benchmarks.options import Options
+from benchmarks.trials import Cell
+from data_contracts.config import ARMS as NAMED
+
+BUDGET, POOL_ROWS, WARM_UP_ROWS, SHARE = 2.0, 600, 32, 0.1
+RATES = (1e-3, 3e-3)
+PLANTED, BY_TASK = "planted", "by task"
+NEVER_ENDS = {"method": "patience", "patience": 10**9}
+GOVERNORS = ("fixed", "governed")
+CHANCE = {"selector": {"method": "random"}, "fraction": 1.0}
+ALL: dict[str, Any] = {"select": CHANCE, "train": {"epochs": 40.0}}
+
+
+def alone(name: str) -> dict[str, Any]:
+    """Return the sections of one way of choosing, used untried."""
+    return {"auto": {"arms": [name]}}
+
+
+TARGET = {"include_target": True}
+ARMS: dict[str, dict[str, Any]] = {
+    "full": ALL,
+    "random": alone("random"),
+    "bm25": alone("bm25"),
+    "influence": alone("influence"),
+    "cascade": alone("cascade"),
+    "target": {"select": {"count": 0, **TARGET}, "train": {"epochs": 40.0}},
+    "target+random": {**alone("random"), "select": TARGET},
+    "target+bm25": {**alone("bm25"), "select": TARGET},
+    "oracle": ALL,
+    "dynamic": {
+        "score": {"scorer": NAMED["cascade"]["scorer"], "coverage": NAMED["cascade"]["coverage"]},
+        "select": {"selector": {"method": "top_k"}, "fraction": 0.1},
+        "train": {"epochs": 4.0},
+        "govern": {"rounds": 4},
+    },
+    "fixed_steps": {
+        "score": {"scorer": {"method": "influence"}},
+        "select": {"selector": {"method": "top_k"}, "fraction": 0.1},
+        "train": {"epochs": 40.0},
+        "govern": {"rounds": 4},
+    },
+    "lazytrain": {"auto": {"arms": list(NAMED)}},
+}
+QUICK = ("full", "random", "bm25", "lazytrain")
+
+
+def values_for(model: Path, seed: int, pool: str, rows: int) -> dict[str, Any]:
+    """Return the configuration that all arms of a cell share; in a planted pool a task's rows stand on all sides."""
+    shared = settings(model, seed)
+    return {
+        **shared,
+        "ingest": {**shared["ingest"], "longest_tokens": 192, "task_field": "task" if pool == BY_TASK else None},
+        "plan": {**shared["plan"], "window": 4, "micro_batches": [4]},
+        "begin": {"fraction": min(1.0, WARM_UP_ROWS / rows)},
+        "train": {**shared["train"], "epochs": 1, "evaluations": 6},
+        "govern": {"rounds": 2, "evaluation_share": 0.0},
+    }
+
+
+def write_oracle(folder: Path, tasks: Tasks, kind: str) -> int:
+    """Write the same splits with a pool of the target's kind alone to `folder/oracle`; return its rows."""
+    for side in ("target", "validation", "holdout"):
+        write(folder / "oracle" / f"{side}.jsonl", _rows(folder / f"{side}.jsonl"))
+    mine = [
+        row
+        for row in _rows(folder / "pool.jsonl")
+        if (row["task"].startswith("problem ") if kind == ARITHMETIC else row["task"] in tasks[kind])
+    ]
+    write(folder / "oracle" / "pool.jsonl", mine)
+    return len(mine)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def run_arm(cell: Cell, name: str, governor: str, rate: float, flops: float) -> dict[str, Any]:
+    """Run one arm for so many FLOPs and read the holdout with the checkpoint that validation prefers."""
+    sections = {key: dict(part) for key, part in ARMS[name].items()}
+    sections.setdefault("train", {})["learning_rate"] = rate
+    if governor == "fixed":
+        sections.setdefault("govern", {})["policy"] = NEVER_ENDS
+    began = time.monotonic()
+    trial, made = cell.trial(cell.config(flops / cell.pass_flops, sections))
+    return {
+        "rate": rate,
+        "flops": trial.spent,
+        "seconds": time.monotonic() - began,
+        "curve": trial.validated(),
+        "losses": cell.losses(made.candidate),
+        "why": trial.decisions[-1].reason,
+    }
+
+
+def run_cell(pool: str, kind: str, seed: int, data: Path, work: Path, quick: bool) -> dict[str, Any]:
+    """Run every arm of one cell under both governors, keep in `work` what came of it, and return it."""
+    folder, tasks, model = kept(pool, kind, seed, work).parent, read_tasks(data), data / "stories260k"
+    if pool == PLANTED:
+        sizes = {"pool": POOL_ROWS, "target": 16, "validation": 24, "holdout": 80}
+        write_planted(folder, data, tasks, kind, seed, sizes, SHARE)
+    else:
+        each = max(1, POOL_ROWS // (sum(map(len, tasks.values())) - len(tasks[kind])))
+        write_splits(folder, tasks, kind, seed, {"pool": each, "target": 8, "validation": 24, "holdout": 24})
+    cell = Cell(folder, values_for(model, seed, pool, POOL_ROWS))
+    few = write_oracle(folder, tasks, kind)
+    oracle = Cell(folder / "oracle", values_for(model, seed, pool, few)) if few and not quick else None
+    flops, arms = BUDGET * cell.pass_flops, dict[str, dict[str, Any]]()
+    for name in QUICK if quick else ARMS:
+        mine = oracle if name == "oracle" else cell
+        for governor in GOVERNORS if mine is not None else ():
+            assert mine is not None
+            found = [run_arm(mine, name, governor, rate, flops) for rate in (RATES[-1:] if quick else RATES)]
+            best = min(found, key=lambda item: min(loss for _, loss in item["curve"]))
+            best["tuned_flops"] = sum(item["flops"] for item in found)
+            arms[f"{name}, {governor}"] = best
+            loss = mean_loss(best["losses"])
+            Console(stderr=True).print(f"{pool}, {kind}, {seed}: {name}, {governor}: {loss:.3f} ({best['why'][:60]})")
+    for one in (cell, oracle):
+        if one is not None:
+            one.close()
+    found_here = {"pool": pool, "kind": kind, "seed": seed, "pass_flops": cell.pass_flops, "arms": arms}
+    kept(pool, kind, seed, work).write_text(json.dumps(found_here), encoding="utf-8")
+    return found_here
+
+
+def kept(pool: str, kind: str, seed: int, work: Path) -> Path:
+    """Return the file that holds what came of a cell once it is finished."""
+    return work / f"{pool}-{kind}-{seed}".replace(" ", "-").lower() / "found.json"
+
+
+def reach(curve: Iterable[tuple[int, float]], loss: float) -> int | None:
+    """Return the FLOPs spent at the first evaluation at or below `loss`; None where none was."""
+    return next((flops for flops, value in curve if value <= loss), None)
+
+
+def to_full(arm: dict[str, Any], full: dict[str, Any]) -> float | None:
+    """Return FLOPs to the lowest validation loss of `full` over those that `full` needed; None where never there."""
+    lowest = min(loss for _, loss in full["curve"])
+    here, there = reach(arm["curve"], lowest), reach(full["curve"], lowest)
+    assert there is not None
+    return None if here is None else here / there
+
+
+def figures_of(cells: list[dict[str, Any]], arm: str) -> dict[str, Any]:
+    """Return the figures of an arm, a governor's name behind it, over the cells of a pool that have it."""
+    those = [cell for cell in cells if arm in cell["arms"]]
+    found = [cell["arms"][arm] for cell in those]
+    governor = arm.split(", ")[1]
+    pairs = [(cell["arms"][arm]["losses"], cell["arms"][f"random, {governor}"]["losses"]) for cell in those]
+    less, low, high = paired_interval(pairs)
+    ratios = [to_full(cell["arms"][arm], cell["arms"]["full, fixed"]) for cell in those]
+    there = [ratio for ratio in ratios if ratio is not None]
+    lowest = [min(loss for _, loss in item["curve"]) for item in found]
+
+    def mean(values: Iterable[float]) -> float:
+        return round(float(np.mean(list(values))), 4)
+
+    return {
+        "cells": len(those),
+        "loss": mean(mean_loss(item["losses"]) for item in found),
+        "nats_vs_random": round(less, 4),
+        "nats_vs_random_interval": [round(low, 4), round(high, 4)],
+        "flops_to_full_loss_ratio": round(math.exp(float(np.mean(np.log(there)))), 4) if there else None,
+        "reached_full_loss": len(there),
+        "optimism": mean(mean_loss(item["losses"]) - least for item, least in zip(found, lowest, strict=True)),
+        "passes": mean(item["flops"] / cell["pass_flops"] for item, cell in zip(found, those, strict=True)),
+        "tuned": mean(item["tuned_flops"] / cell["pass_flops"] for item, cell in zip(found, those, strict=True)),
+        "seconds": mean(item["seconds"] for item in found),
+    }
+
+
+def table_of(figures: dict[str, dict[str, Any]], pool: str) -> Table:
+    """Return the figures of a pool for people."""
+    columns = [name for name in next(iter(figures.values())) if name != "cells"]
+    table = Table("arm", *columns, title=f"{pool} pools, {BUDGET:g} passes")
+    for arm, found in figures.items():
+        table.add_row(arm, *(str(found[name]) for name in columns))
+    return table
+
+
+def tasks_of(tasks: Tasks, seeds: list[int]) -> list[tuple[str, str, int]]:
+    """Return (pool, kind, seed) of the cells, the kinds of pools in turns."""
+    planted = [(PLANTED, kind, seed) for seed in seeds for kind in [*draw_categories(tasks, 3), ARITHMETIC]]
+    by_task = [(BY_TASK, kind, seed) for seed in seeds for kind in draw_categories(tasks, 3)]
+    return [task for pair in zip_longest(planted, by_task) for task in pair if task]
+
+
+def run(data: Path, work: Path, quick: bool, seeds: list[int], minutes: float) -> dict[str, Any]:
+    """Take every cell that is finished, run the others while there is time to begin one, and return the figures."""
+    began, cells = time.monotonic(), list[dict[str, Any]]()
+    tasks = tasks_of(read_tasks(data), seeds)
+    for task in tasks[:1] if quick else tasks:
+        done = kept(*task, work)
+        if done.exists():
+            cells.append(json.loads(done.read_text(encoding="utf-8")))
+        elif time.monotonic() - began < 60 * minutes:
+            cells.append(run_cell(*task, data, work, quick))
+    figures: dict[str, Any] = {}
+    for pool in (PLANTED, BY_TASK):
+        those = [cell for cell in cells if cell["pool"] == pool]
+        names = [f"{name}, {governor}" for name in ARMS for governor in GOVERNORS]
+        mine = {arm: figures_of(those, arm) for arm in names if any(arm in cell["arms"] for cell in those)}
+        if mine:
+            Console(width=170).print(table_of(mine, pool))
+            figures[pool] = mine
+    return figures
+
+
+def main() -> None:
+    """Parse the command line, run, and print the figures."""
+    parser = Options(__doc__, "one planted cell, four arms, one rate: about two minutes")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[800, 801, 802], help="of the splits and of every arm")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further cell after so many")
+    parser.add_argument("--work", type=Path, default=None, help="keep cells here: those finished stand, others go on")
+    given = parser.read()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as scratch:
+        work = (given.work or Path(scratch)).resolve()
+        report("end_to_end", run(given.data, work, given.quick, given.seeds, given.minutes))
+
+
+if __name__ == "__main__":
+    main()

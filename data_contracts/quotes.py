@@ -76,7 +76,7 @@ class Quote(Frozen):
 
     offers: tuple[Offer, ...] = Field(min_length=1, description="Chance first.")
     follows: str = Field(description="The offer that the run as configured takes.")
-    best: str = Field(description="The offer with the lowest expected loss of those that are told well enough.")
+    best: str = Field(description="The offer that pays, as it was weighed or, where that was not tried, as words tell.")
     stops: tuple[StopOffer, ...] = Field((), description="Of `best`, least first; the last is all that may be spent.")
     stop_share: float | None = Field(None, description="The least share from which the rest brings next to nothing.")
     spendable_flops: int = Field(ge=0, description="What choosing and training may spend, probes included.")

@@ -148,6 +148,19 @@ def first_share(arm: ArmConfig, plan: Plan, limit: float) -> float:
     return _kind(arm) if not arm.fraction and has_core(share, arm.epochs, _kind(arm)) else share
 
 
+def probed_share(arm: ArmConfig, plan: Plan, limit: float, probe: float, auto: AutoConfig) -> float:
+    """Return the share of the pool that an arm's probe of `probe` FLOPs trains on.
+
+    What the arm is judged by, or more of its choice where the probe would visit that too often; of a dear arm the
+    `auto.sample` of it.
+    """
+    part = auto.sample if arm.passes else 1.0
+    first, most = first_share(arm, plan, limit), share_of(arm, plan, limit)
+    if first < most:
+        most = min(most, arm.epochs * first)
+    return part * min(most, max(first, probe / (PROBE_VISITS * plan.pass_flops * part)))
+
+
 def _left(arm: ArmConfig, plan: Plan, limit: float) -> float:
     return max(1.0, limit - expected_price(arm, plan))
 
@@ -178,8 +191,8 @@ def left_out(
         return "too few of the rows it takes are of the target's kind"
     if expected_price(arm, plan) > auto.most_price * limit:
         return f"its price is above {auto.most_price:.0%}"
-    one_pass = plan.pass_flops * first_share(arm, plan, limit) * (auto.sample if arm.passes else 1.0)
-    if max(auto.probe_share * limit, least) > PROBE_VISITS * one_pass:
+    probe = max(auto.probe_share * limit, least)
+    if probe > PROBE_VISITS * plan.pass_flops * probed_share(arm, plan, limit, probe, auto):
         return f"its probe would visit a row more than {PROBE_VISITS:g} times"
     return ""
 

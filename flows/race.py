@@ -22,6 +22,7 @@ from flows.arms import (
     contest,
     first_share,
     least_probe,
+    probed_share,
     said,
     sections,
     share_of,
@@ -202,8 +203,8 @@ def tried_arm(
 ) -> Tried:
     """Choose as the arm does, from a sample where it is dear, and train on it for `probe` FLOPs, whatever comes."""
     auto, config, name = run.config.auto, run.config, f"race-{arm.name}"
-    part = auto.sample if arm.passes else 1.0
-    settings = sections(config, arm, first_share(arm, plan, limit) * part, auto.sample if arm.passes else None)
+    share = probed_share(arm, plan, limit, probe, auto)
+    settings = sections(config, arm, share, auto.sample if arm.passes else None)
     *_, selected = _choose(run, name, settings, shared)
     trained = run.call_for(
         name,

@@ -34,6 +34,9 @@ OF_THE_KIND, NOT_OF_THE_KIND = (27, 36), (8, 18)
 """(below chance, cells) of `benchmarks.selection_quality`: choices by words in planted pools, which move many visits
 (0.15, 0.4 and 0.8 passes, seeds 500 to 502), and in pools split by task, which move few (0.5 and 1.5 passes, seeds 300
 to 302)."""
+STANDS = (25, 30)
+"""(cells in which the order at a race's end was the order at the run's end, cells): 22 of 24 and 3 of 5 of
+`benchmarks.selection_quality` (docs/selection.md), none of one development cell."""
 _KEPT_I = KEPT * np.exp(DOUBT * ndtri((np.arange(199) + 0.5) / 199))
 """Equally likely values of k."""
 SAME = 1e-9
@@ -97,14 +100,20 @@ def _mixed(points_I: np.ndarray, deviation: float) -> Span:
 
 
 def by_probes(probability: float, resamples: int) -> Span:
-    """Return the probability of a race with the interval in which it lies where its documents are drawn again.
+    """Return the probability that a choice ends below chance, told from a race.
 
-    The share of resamples is Φ(gain/error), and the gain itself is off by one error. No resample is all that there are.
+    P·r + (1 − P)·(1 − r): P is the share of resamples, r how often what led at a race's end led at the run's end. The
+    share is Φ(gain/error) and the gain off by one error, which makes the interval: that of documents drawn again. No
+    resample is all that there are.
     """
     least = 0.5 / (resamples + 1)
     score = _NORMAL.inv_cdf(min(1 - least, max(least, probability)))
-    low, high = _NORMAL.cdf(score - Z), _NORMAL.cdf(score + Z)
-    return Span(expected=min(high, max(low, probability)), low=low, high=high)
+    stands = _jeffreys(*STANDS).expected
+    expected, low, high = (
+        share * stands + (1 - share) * (1 - stands)
+        for share in (_NORMAL.cdf(score), _NORMAL.cdf(score - Z), _NORMAL.cdf(score + Z))
+    )
+    return Span(expected=expected, low=low, high=high)
 
 
 def by_words(likeness: Likeness) -> Span:

@@ -178,9 +178,10 @@ class Quoting:
 
     def _flops(self, name: str, law: Law | None) -> Span:
         most = self._training(name)
+        left: Any = self.decision.numbers.get("rounds_left") if self.decision else self.config.govern.rounds
+        rounds = max(1, int(left or 1))
         if law is None:  # one round at the least, all of it at the most
-            rounds = self.decision.numbers.get("rounds_left") if self.decision else self.config.govern.rounds
-            ends = (most, most / max(1, int(rounds or 1)), most)
+            ends = (most, most / rounds, most)
         else:
             found = law.enough(self.start + most, self.least_gain)
             ends = (
@@ -189,23 +190,15 @@ class Quoting:
                 most,
             )  # policies end a run by the upper bound of what comes
         expected, low, high = (self._total(name, training) for training in ends)
-        slack = float(self.decision.numbers.get("least_segment_flops") or 0) if self.decision else 0.0
+        least: Any = self.decision.numbers.get("least_segment_flops") if self.decision else None
+        slack = (rounds + 1) * float(least or 0)  # less than a segment's least stays unspent, in every round
         return Span(expected=expected, low=min(expected, max(0.0, low - slack)), high=high)
 
     def _best(self, offers: tuple[Offer, ...]) -> str:
-        """Return the arm with the lowest expected loss of those that beat chance surely enough; by words where none was
-        probed."""
+        """Return the arm that pays as it was weighed; where chance does, or none was, what words are surest of."""
         chance = offers[0].arm
-        sure = [
-            offer
-            for offer in offers[1:]
-            if offer.gain is not None
-            and offer.gain.expected > 0
-            and offer.probability is not None
-            and offer.probability.expected >= self.config.auto.confidence
-        ]
-        if sure:
-            return min(sure, key=lambda offer: offer.loss.expected if offer.loss else 0.0).arm
+        if self.weighing is not None and self.weighing.chosen != chance:
+            return self.weighing.chosen
         worded = [name for name, found in self.likeness.items() if moves_enough(found) and not self._weighed(name)]
         return max(worded, key=lambda name: self.likeness[name].moved, default=chance)
 

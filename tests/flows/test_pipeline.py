@@ -13,10 +13,12 @@ import time
 import psutil
 import pytest
 
+from data_contracts.arrow import TABLE_FILE, read_table
 from data_contracts.records import Decision, Verdict
 from stages.stage import VERBS
 from tests.command import ROOT, lazytrain
 from tests.flows.small_run import Runs, lay_out
+from tests.stages.select.test_view import Page
 
 pytestmark = [pytest.mark.slow, pytest.mark.shared, pytest.mark.timeout(900)]
 
@@ -129,6 +131,20 @@ def test_the_page_of_a_selection_shows_texts_of_the_pool_and_of_the_target(first
     page = (store.open(select.refs["selection"]) / "measured" / "selection.html").read_text(encoding="utf-8")
     assert "<h2>Map of texts</h2>" in page
     assert '"name":"target"' in page
+
+
+def test_the_page_of_the_last_decision_draws_every_evaluation_and_decision_of_the_run(first):
+    store = first[0].store
+    attempts = {row.name: row for row in store.attempts(store.runs()[-1].run)}
+    measured = store.open(attempts["govern-round-1"].refs["decision"]) / "measured"
+    assert (measured / "govern.png").read_bytes().startswith(b"\x89PNG")
+    figure = Page(measured / "govern.html").figures()[0]
+    drawn = {trace["name"]: trace["y"] for trace in figure["data"]}
+    for segment, (name, action) in enumerate((("begin", "warmup"), ("train-round-1", "reselect"))):
+        curve = read_table(store.open(attempts[name].refs["curve"]) / TABLE_FILE)
+        losses = [loss for loss in curve.column("validation_loss").to_pylist() if loss is not None]
+        assert drawn[f"segment {segment}: {action}"] == losses
+    assert len(drawn["decisions"]) >= 2
 
 
 def test_the_gates_on_plain_folders_say_what_the_run_said(first, tmp_path):

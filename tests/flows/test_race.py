@@ -20,6 +20,7 @@ from flows.arms import (
     least_probe,
     left_out,
     probe_flops,
+    probed_share,
     sections,
     share_of,
 )
@@ -280,6 +281,17 @@ def test_an_arm_is_left_out_for_its_price_or_for_a_sample_that_its_probe_would_v
     assert left_out(influence, plan, 3000.0, auto) == "its probe would visit a row more than 2 times"
     assert left_out(influence, plan, 3000.0, auto.model_copy(update={"probe_share": 0.06})) == ""
     assert left_out(ArmConfig(name="few", fraction=0.01), plan, 3000.0, auto) != ""
+
+
+def test_a_probe_takes_more_of_a_choice_than_its_core_where_it_would_visit_that_too_often():
+    plan, auto = plan_of(1000), AutoConfig(arms=("random", "bm25", "influence"), sample=0.2)
+    _, near, dear = auto.arms
+    assert probed_share(near, plan, 2000.0, 40.0, auto) == pytest.approx(0.1)  # the core: 0.4 visits of a row
+    assert probed_share(near, plan, 2000.0, 300.0, auto) == pytest.approx(0.15)  # two visits of each
+    assert probed_share(dear, plan, 4000.0, 20.0, auto) == pytest.approx(0.02)  # a fifth of the core
+    assert probed_share(dear, plan, 4000.0, 80.0, auto) == pytest.approx(0.04)
+    assert probed_share(dear, plan, 4000.0, 900.0, auto) == pytest.approx(0.08)  # and then it is left out
+    assert left_out(dear, plan, 4000.0, auto.model_copy(update={"probe_share": 0.2})) != ""
 
 
 def test_settings_of_an_arm_are_refused_at_once_under_the_arms_own_name(tmp_path, shared):

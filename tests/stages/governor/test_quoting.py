@@ -61,9 +61,12 @@ def test_a_probability_stays_one_whatever_the_resamples_say(share, resamples):
 
 
 def test_a_race_that_is_even_may_be_decided_either_way_and_a_clear_one_may_not():
+    stands = 25.5 / 31  # Jeffreys' mean of 25 in 30
     even = by_probes(0.5, 2000)
-    assert (even.low, even.high) == pytest.approx((0.1, 0.9))  # z of 0 give or take 1.28
-    assert by_probes(0.999, 2000).low > 0.9
+    assert even.expected == pytest.approx(0.5)
+    assert (even.low, even.high) == pytest.approx((0.9 - 0.8 * stands, 0.1 + 0.8 * stands))  # of 0.1 and 0.9
+    assert by_probes(1.0, 2000).high == pytest.approx(stands, abs=1e-3)
+    assert by_probes(0.9, 2000).expected == pytest.approx(0.9 * stands + 0.1 * (1 - stands))
 
 
 LIKENESSES = st.tuples(st.floats(-1, 1), st.floats(0, 0.5), st.floats(0, 0.5)).map(

@@ -85,9 +85,9 @@ def quote(tmp_path, weighing=None, likeness=None, *, trained=True, follow="rando
     return work.artifact("quote").record(Quote), hours
 
 
-def raced(**more):
+def raced(chosen="bm25", **more):
     arms = (arm("random", law(3100)), arm("bm25", law(3100) - 0.1, **more))
-    return Weighing(chosen="bm25", reason="", start_loss=5.0, spendable_flops=90_000, arms=arms)
+    return Weighing(chosen=chosen, reason="", start_loss=5.0, spendable_flops=90_000, arms=arms)
 
 
 def test_a_planted_law_is_continued_from_the_probe_by_what_a_run_keeps_of_its_slope(tmp_path):
@@ -107,10 +107,10 @@ def test_a_run_is_told_to_spend_what_was_spent_before_and_all_that_may_be_spent(
     assert hours.basis == "modelled"  # no timing lies beside these curves
 
 
-def test_what_beats_chance_surely_is_best_and_what_a_run_takes_is_told_apart(tmp_path):
+def test_what_was_weighed_to_pay_is_best_and_what_a_run_takes_is_told_apart(tmp_path):
     sure, _ = quote(tmp_path / "sure", raced(gain=0.1, gain_low=0.05, gain_high=0.2, probability=0.95))
     unsure, _ = quote(
-        tmp_path / "unsure", raced(gain=0.1, gain_low=-0.1, gain_high=0.2, probability=0.6), follow="bm25"
+        tmp_path / "unsure", raced("random", gain=0.1, gain_low=-0.1, gain_high=0.2, probability=0.6), follow="bm25"
     )
     assert (sure.best, sure.follows) == ("bm25", "random")
     assert (unsure.best, unsure.follows) == ("random", "bm25")

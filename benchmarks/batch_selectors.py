@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cells import draw_categories, read_tasks, write_planted
+from benchmarks.cells import draw_categories, read, read_tasks, write_planted
 from benchmarks.chain import report
 from benchmarks.options import Options
 from benchmarks.segment import Rows, ingested, loss_of, plan_of, trained
@@ -42,10 +42,7 @@ SPLITS = ("pool", "target", "validation", "holdout")
 def rows_of(data: Path, folder: Path, category: str, seed: int) -> tuple[Rows, frozenset[str]]:
     """Return a planted pool's rows, and the tasks that are of the target's kind."""
     write_planted(folder / "raw", data, read_tasks(data), category, seed, SIZES, SHARE)
-    splits = {
-        split: [json.loads(line) for line in (folder / "raw" / f"{split}.jsonl").read_text("utf-8").splitlines()]
-        for split in SPLITS
-    }
+    splits = {split: read(folder / "raw" / f"{split}.jsonl") for split in SPLITS}
     own = frozenset(row["task"] for row in splits["holdout"])
     for row in splits["pool"]:  # sources: the tasks of the kind, other tasks together, arithmetic, web text
         kind = row["task"].split()[0]

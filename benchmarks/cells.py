@@ -67,6 +67,18 @@ def settings(model: Path, seed: int) -> dict[str, Any]:
     }
 
 
+def small_settings(model: Path, seed: int, *, by_task: bool, warm_up: float) -> dict[str, Any]:
+    """Return `settings` with short rows and windows of four; `by_task`: no task stands on two sides; `warm_up`: its
+    share of the pool."""
+    shared = settings(model, seed)
+    return {
+        **shared,
+        "ingest": {**shared["ingest"], "longest_tokens": 192, "task_field": "task" if by_task else None},
+        "plan": {**shared["plan"], "window": 4, "micro_batches": [4]},
+        "begin": {"fraction": warm_up},
+    }
+
+
 def write_splits(folder: Path, tasks: Tasks, category: str, seed: int, sizes: dict[str, int]) -> None:
     """Write the splits of one category, `sizes[split]` rows of each task."""
     rng = np.random.default_rng([seed, *category.encode()])
@@ -138,6 +150,11 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 Losses = dict[str, tuple[float, int, str]]

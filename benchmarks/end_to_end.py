@@ -42,8 +42,9 @@ from benchmarks.cells import (
     draw_categories,
     mean_loss,
     paired_interval,
+    read,
     read_tasks,
-    settings,
+    small_settings,
     write,
     write_planted,
     write_splits,
@@ -52,11 +53,11 @@ from benchmarks.chain import report
 from benchmarks.options import Options
 from benchmarks.trials import Cell
 from data_contracts.config import ARMS as NAMED
+from flows.race import NEVER_ENDS
 
 BUDGET, POOL_ROWS, WARM_UP_ROWS, SHARE = 2.0, 600, 32, 0.1
 RATES = (1e-3, 3e-3)
 PLANTED, BY_TASK = "planted", "by task"
-NEVER_ENDS = {"method": "patience", "patience": 10**9}
 GOVERNORS = ("fixed", "governed")
 CHANCE = {"selector": {"method": "random"}, "fraction": 1.0}
 ALL: dict[str, Any] = {"select": CHANCE, "train": {"epochs": 40.0}}
@@ -97,12 +98,9 @@ QUICK = ("full", "random", "bm25", "lazytrain")
 
 def values_for(model: Path, seed: int, pool: str, rows: int) -> dict[str, Any]:
     """Return the configuration that all arms of a cell share; in a planted pool a task's rows stand on all sides."""
-    shared = settings(model, seed)
+    shared = small_settings(model, seed, by_task=pool == BY_TASK, warm_up=min(1.0, WARM_UP_ROWS / rows))
     return {
         **shared,
-        "ingest": {**shared["ingest"], "longest_tokens": 192, "task_field": "task" if pool == BY_TASK else None},
-        "plan": {**shared["plan"], "window": 4, "micro_batches": [4]},
-        "begin": {"fraction": min(1.0, WARM_UP_ROWS / rows)},
         "train": {**shared["train"], "epochs": 1, "evaluations": 6},
         "govern": {"rounds": 2, "evaluation_share": 0.0},
     }
@@ -111,18 +109,14 @@ def values_for(model: Path, seed: int, pool: str, rows: int) -> dict[str, Any]:
 def write_oracle(folder: Path, tasks: Tasks, kind: str) -> int:
     """Write the same splits with a pool of the target's kind alone to `folder/oracle`; return its rows."""
     for side in ("target", "validation", "holdout"):
-        write(folder / "oracle" / f"{side}.jsonl", _rows(folder / f"{side}.jsonl"))
+        write(folder / "oracle" / f"{side}.jsonl", read(folder / f"{side}.jsonl"))
     mine = [
         row
-        for row in _rows(folder / "pool.jsonl")
+        for row in read(folder / "pool.jsonl")
         if (row["task"].startswith("problem ") if kind == ARITHMETIC else row["task"] in tasks[kind])
     ]
     write(folder / "oracle" / "pool.jsonl", mine)
     return len(mine)
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def run_arm(cell: Cell, name: str, governor: str, rate: float, flops: float) -> dict[str, Any]:

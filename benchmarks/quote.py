@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.cells import ARITHMETIC, draw_categories, read_tasks, settings, write_planted
+from benchmarks.cells import ARITHMETIC, draw_categories, read_tasks, small_settings, write_planted
 from benchmarks.chain import report
 from benchmarks.options import Options
 from data_contracts.config_file import parse
@@ -42,12 +42,9 @@ BUDGETS = (3.0, 0.6)
 
 def values_for(model: Path, seed: int) -> dict[str, Any]:
     """Return the configuration that all runs of a cell share."""
-    shared = settings(model, seed)
+    shared = small_settings(model, seed, by_task=False, warm_up=0.02)
     return {
         **shared,
-        "ingest": {**shared["ingest"], "longest_tokens": 192, "task_field": None},
-        "plan": {**shared["plan"], "window": 4, "micro_batches": [4]},
-        "begin": {"fraction": 0.02},
         "train": {**shared["train"], "learning_rate": 3e-3, "epochs": 1, "evaluations": 4},
         "govern": {"rounds": 2, "evaluation_share": 0.02},
     }

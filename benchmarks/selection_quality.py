@@ -45,7 +45,7 @@ from benchmarks.cells import (
     mean_loss,
     paired_interval,
     read_tasks,
-    settings,
+    small_settings,
     write_planted,
     write_splits,
 )
@@ -71,12 +71,9 @@ FIXED = {PLANTED: ("random", "bm25"), BY_TASK: ("random",)}
 
 def values_for(model: Path, seed: int, pool: str) -> dict[str, Any]:
     """Return the configuration that all cells share; in a planted pool a task's rows stand on all sides."""
-    shared = settings(model, seed)
+    shared = small_settings(model, seed, by_task=pool == BY_TASK, warm_up=WARM_UP_ROWS / POOL_ROWS)
     return {
         **shared,
-        "ingest": {**shared["ingest"], "longest_tokens": 192, "task_field": "task" if pool == BY_TASK else None},
-        "plan": {**shared["plan"], "window": 4, "micro_batches": [4]},
-        "begin": {"fraction": WARM_UP_ROWS / POOL_ROWS},
         "train": {**shared["train"], "learning_rate": RATE, "epochs": 1, "evaluations": 2},
         "govern": {"policy": {"method": "patience", "patience": 1000}, "rounds": 2, "evaluation_share": 0.0},
     }
@@ -109,7 +106,6 @@ class QualityCell(Cell):
             "chosen": record.chosen if record else used["method"],
             "likeness": self.store.record(told[0], Likeness).model_dump() if told else None,
             "raced": record is not None,
-            "share": trial.config.select.fraction,
             "visits": trial.config.train.epochs,
             **self.chosen(made.selections[-1]),
             "losses": self.losses(made.candidate),

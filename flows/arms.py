@@ -15,12 +15,12 @@ from data_contracts.config import ArmConfig, AutoConfig, Config, ScoreConfig, Se
 from data_contracts.cost import Frozen
 from data_contracts.records import Decision, Likeness, Plan
 from stages.governor.payback import (
-    WORTH_CHOOSING,
     WORTH_MOVING,
-    budget_fraction,
     expected_price,
     has_core,
+    kind_of,
     moves_enough,
+    visited_share,
 )
 
 MOST_OF_THE_POOL = 0.9
@@ -139,13 +139,13 @@ def probe_flops(arms: int, limit: float, auto: AutoConfig, least: float) -> floa
 
 def share_of(arm: ArmConfig, plan: Plan, limit: float) -> float:
     """Return how many visits a pass over an arm's choice makes where `limit` FLOPs may be spent, of the pool's rows."""
-    return arm.fraction or budget_fraction(_left(arm, plan, limit), plan.pass_flops, arm.epochs, _kind(arm))
+    return visited_share(arm, _left(arm, plan, limit), plan.pass_flops)
 
 
 def first_share(arm: ArmConfig, plan: Plan, limit: float) -> float:
     """Return the share of the pool that an arm is judged by: its choice, or the core of it."""
     share = share_of(arm, plan, limit)
-    return _kind(arm) if not arm.fraction and has_core(share, arm.epochs, _kind(arm)) else share
+    return kind_of(arm) if not arm.fraction and has_core(share, arm.epochs, kind_of(arm)) else share
 
 
 def probed_share(arm: ArmConfig, plan: Plan, limit: float, probe: float, auto: AutoConfig) -> float:
@@ -163,10 +163,6 @@ def probed_share(arm: ArmConfig, plan: Plan, limit: float, probe: float, auto: A
 
 def _left(arm: ArmConfig, plan: Plan, limit: float) -> float:
     return max(1.0, limit - expected_price(arm, plan))
-
-
-def _kind(arm: ArmConfig) -> float:
-    return arm.kind or WORTH_CHOOSING
 
 
 def chooses(arms: Sequence[ArmConfig], plan: Plan, limit: float) -> bool:
@@ -213,6 +209,6 @@ def sections(config: Config, arm: ArmConfig, fraction: float, sample: float | No
         coverage = {"method": "cascade", "filters": [*filters, {"method": "random", "keep": sample}]}
     score = ScoreConfig(**{**config.score.model_dump(), "scorer": arm.scorer, "coverage": coverage})
     kept = {name: getattr(config.select, name) for name in ("include_target", "noise", "mixture", "repetition")}
-    if not kept["repetition"] and not arm.fraction and has_core(fraction, arm.epochs, _kind(arm)):
-        kept["repetition"] = {"method": "core", "share": _kind(arm), "visits": arm.epochs}
+    if not kept["repetition"] and not arm.fraction and has_core(fraction, arm.epochs, kind_of(arm)):
+        kept["repetition"] = {"method": "core", "share": kind_of(arm), "visits": arm.epochs}
     return {"score": score, "select": SelectConfig(selector=arm.selector, fraction=min(1.0, fraction), **kept)}

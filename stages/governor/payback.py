@@ -202,6 +202,16 @@ def budget_fraction(spendable: float, pass_flops: float, epochs: float, kind: fl
     return min(1.0, passes if kind * epochs < 1.0 else passes / epochs)
 
 
+def kind_of(arm: ArmConfig) -> float:
+    """Return the share of the pool that is taken to be of the target's kind for an arm."""
+    return arm.kind or WORTH_CHOOSING
+
+
+def visited_share(arm: ArmConfig, left: float, pass_flops: float) -> float:
+    """Return what an arm takes with `left` FLOPs for training: its own fraction, or that of the budget."""
+    return arm.fraction or budget_fraction(left, pass_flops, arm.epochs, kind_of(arm))
+
+
 def has_core(fraction: float, epochs: float, kind: float) -> bool:
     """Return whether of a choice with `fraction` the share `kind` is a core, visited `epochs` times, others once."""
     return epochs > 1.0 and fraction > kind * epochs

@@ -48,12 +48,21 @@ class Repetition(Method):
         curve = curve_of(self, unique_K, choice.gain, budget, passes)
         kept = curve.best + 1
         visits = float(curve.epochs_K[curve.best]) / passes
-        whole = max(1, int(visits))
-        room = (visits - whole) * float(unique_K[curve.best])
-        more = int(np.searchsorted(unique_K[:kept], room + 0.5, side="right"))  # tokens are whole, `room` is rounded
-        repeats = np.full(kept, whole, dtype=np.int32)
-        repeats[:more] += 1
-        return replace(choice.first(kept), repeats=repeats, short=""), curve
+        repeats_K = visits_each(unique_K[:kept], visits, 0.5)  # tokens are whole, what is left of them is rounded
+        return replace(choice.first(kept), repeats=repeats_K, short=""), curve
+
+
+def visits_each(unique_K: np.ndarray, visits: float, rounded: float) -> np.ndarray:
+    """Return whole visits of each row, int32 at least 1, that come to `visits` of all: a first part has one more.
+
+    Args:
+        unique_K: int64 cumulated tokens of the rows.
+        rounded: tokens by which the part may be longer than its share.
+    """
+    whole = max(1, int(visits))
+    repeats_K = np.full(len(unique_K), whole, dtype=np.int32)
+    repeats_K[: int(np.searchsorted(unique_K, (visits - whole) * float(unique_K[-1]) + rounded, side="right"))] += 1
+    return repeats_K
 
 
 def lengths_of(pool: Candidates, choice: Choice) -> np.ndarray:

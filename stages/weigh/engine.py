@@ -18,7 +18,7 @@ from data_contracts.config import ArmConfig, AutoConfig
 from data_contracts.cost import Cost
 from data_contracts.errors import ArtifactError, InputError
 from data_contracts.records import Decision, ModelPin, Plan, Summary, Table, WeighedArm, Weighing
-from stages.governor.payback import WORTH_CHOOSING, Forecast, Probe, budget_fraction, forecasts, pick
+from stages.governor.payback import Forecast, Probe, forecasts, pick, visited_share
 from stages.meter.flops import FlopModel
 from stages.meter.machine import device_kind
 from stages.meter.memory import peak_bytes
@@ -78,10 +78,7 @@ def weigh_arms(auto: AutoConfig, inputs: Inputs, work: Work) -> Summary:
     weighed = tuple(
         WeighedArm(
             name=arm.name,
-            fraction=arm.fraction
-            or budget_fraction(
-                max(1, spendable - probe.price), plan.pass_flops, arm.epochs, arm.kind or WORTH_CHOOSING
-            ),
+            fraction=visited_share(arm, max(1, spendable - probe.price), plan.pass_flops),
             price_flops=probe.price,
             spent_flops=paid,
             probe_flops=int(probe.flops_P[-1]),

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from stages.select.quota import Quota
-from stages.select.repetition import Repetition, lengths_of, tokens_of_visits
+from stages.select.repetition import Repetition, lengths_of, tokens_of_visits, visits_each
 from stages.select.selector import Candidates, Choice
 
 ROUNDED = 1e-6
@@ -32,8 +32,7 @@ class Core(Repetition):
 
         A quota that does not visit the core so often visits it alone, as often as it can, at least once.
         """
-        lengths_K = lengths_of(pool, choice)
-        unique_K = np.cumsum(lengths_K, dtype=np.int64)
+        unique_K = np.cumsum(lengths_of(pool, choice), dtype=np.int64)
         budget = tokens_of_visits(quota, choice, unique_K)
         core = min(len(choice.rows), max(1, round(self.share * len(pool))))
         once = float(unique_K[core - 1])
@@ -41,7 +40,5 @@ class Core(Repetition):
         rest = budget - visits * once
         kept = max(core, int(np.searchsorted(unique_K, once + rest + ROUNDED, side="right")))
         repeats = np.ones(kept, dtype=np.int32)
-        repeats[:core] = int(visits)
-        more = int(np.searchsorted(unique_K[:core], (visits - int(visits)) * once + ROUNDED, side="right"))
-        repeats[:more] += 1
+        repeats[:core] = visits_each(unique_K[:core], visits, ROUNDED)
         return replace(choice.first(kept), repeats=repeats, short=""), None

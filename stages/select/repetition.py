@@ -24,10 +24,22 @@ from stages.select.selector import Candidates, Choice
 
 
 class Repetition(Method):
-    """A law of what repeated tokens are worth."""
+    """How many rows of a ranking are trained on, and how often each."""
 
     family: ClassVar[str] = "repetitions"
     home: ClassVar[str] = "stages.select.repetitions"
+
+    def repeat(self, pool: Candidates, quota: Quota, choice: Choice, passes: float) -> tuple[Choice, Curve | None]:
+        """Return a prefix of `choice` with the visits of each row in a pass, and the curve it was taken from, if any.
+
+        The tokens of all visits stay within those of `choice`, or of a quota that the pool does not fill. Raises
+        `ConfigError` where lengths are not known.
+        """
+        raise TypeError(f"{type(self).__name__} defines no repeat")
+
+
+class PrefixLaw(Repetition):
+    """A law of what repeated tokens are worth, by which the best prefix of a ranking is taken."""
 
     most: float = Field(
         16.0, ge=1, description="Most visits of a row in one segment; past some 16 repeats add little (Muennighoff)."
@@ -37,7 +49,7 @@ class Repetition(Method):
         """Return what `unique_K` tokens seen `epochs_K` times (at least once) are worth, in tokens seen once."""
         raise TypeError(f"{type(self).__name__} defines no effective_tokens")
 
-    def repeat(self, pool: Candidates, quota: Quota, choice: Choice, passes: float) -> tuple[Choice, Curve | None]:
+    def repeat(self, pool: Candidates, quota: Quota, choice: Choice, passes: float) -> tuple[Choice, Curve]:
         """Return the best prefix of `choice` with the visits of each row, and the curve it was taken from.
 
         The tokens of all visits stay within those of `choice`, or of a quota that the pool does not fill; a first part
@@ -142,9 +154,7 @@ def shown(curves: Mapping[str, Curve]) -> Table:
     return Table(title="Few rows often or many once", columns=columns, rows=tuple(lines))
 
 
-def curve_of(
-    method: Repetition, unique_K: np.ndarray, gain_K: np.ndarray | None, budget: float, passes: float
-) -> Curve:
+def curve_of(method: PrefixLaw, unique_K: np.ndarray, gain_K: np.ndarray | None, budget: float, passes: float) -> Curve:
     """Return the curve of a ranking.
 
     Args:

@@ -9,10 +9,10 @@ import numpy as np
 from pydantic import Field
 
 from stages.governor.laws.muennighoff import DATA_DECAY, effective
-from stages.select.repetition import Repetition
+from stages.select.repetition import PrefixLaw
 
 
-class MuennighoffData(Repetition):
+class MuennighoffData(PrefixLaw):
     """D' = U + U R* (1 − exp(−R/R*)) of U unique tokens seen 1 + R times."""
 
     decay: float = Field(

@@ -16,6 +16,7 @@ from flows.order import ConfigFile, Place
 from flows.outcome import Outcome
 from flows.pipeline_run import PipelineRun, opened
 from flows.race import race
+from flows.reading import reads_scores
 from flows.workspace import CONFIG_FILE, Workspace
 
 
@@ -95,7 +96,7 @@ def trained(run: PipelineRun) -> Trained:
             mixture, unmixed = won.mixture, len(losses)
             selections += won.selections
         else:
-            if decision.rescores and run.scores_first:
+            if decision.rescores and reads_scores(run.config.select):
                 scored = run.call(
                     "score",
                     base=base,

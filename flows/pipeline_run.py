@@ -87,11 +87,6 @@ class PipelineRun:
         )
         return result
 
-    @property
-    def scores_first(self) -> bool:
-        """Whether rows of the pool are chosen at all, so that scoring them is of use."""
-        return self.config.select.count != 0
-
     def notice(self, text: str) -> None:
         """Tell the user something; without a screen it goes to the log."""
         (REPORTER.get() or Silent()).notice(text)

@@ -29,6 +29,7 @@ from flows.arms import (
     spendable,
 )
 from flows.mixing import mixed
+from flows.reading import reads_scores
 from stages.governor.payback import expected_price
 
 R = TypeVar("R", bound=Frozen)
@@ -233,7 +234,7 @@ def _choose(
     """
     select, scored = settings["select"], None
     assert isinstance(select, SelectConfig)
-    if select.selector.get("method") != "random":
+    if reads_scores(select):
         scored = run.call_for(
             name,
             "score",

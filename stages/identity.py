@@ -170,7 +170,12 @@ def device() -> str:
 
 
 def identity_of(
-    verb: str, version: str, external: Mapping[str, Any], inputs: Mapping[str, Sequence[Ref]], workers: int
+    verb: str,
+    version: str,
+    external: Mapping[str, Any],
+    inputs: Mapping[str, Sequence[Ref]],
+    workers: int,
+    descent: Sequence[str] = (),
 ) -> str:
     """Return the identity (64 hex digits) of a stage's work.
 
@@ -180,6 +185,8 @@ def identity_of(
         external: the config slice with content digests in place of paths.
         inputs: references by name; their digests count, in the order given, not the runs that made them.
         workers: data-parallel world size; 0 is in this process.
+        descent: of a stage that reads the ledger, identities of all that the inputs descend from: the same bytes can
+            have cost more or less.
 
     Raises `CanonicalError` where `external` holds a value without a canonical form.
     """
@@ -192,6 +199,7 @@ def identity_of(
             "inputs": given,
             "device": device(),
             "workers": workers,
+            "descent": list(descent),
         }
     )
 

@@ -12,14 +12,15 @@ import logging
 import platform
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from data_contracts.cost import Cost
 from data_contracts.errors import ArtifactError
-from data_contracts.records import CONTRACTS, Manifest, Request, Result, StoreAddress
+from data_contracts.ledger import Ledger
+from data_contracts.records import CONTRACTS, Manifest, Ref, Request, Result, StoreAddress
 from data_contracts.store import Lease, Store
 from stages.admission import earlier_commit, open_inputs, parse_slice
 from stages.ending import Ending, explained, peak_bytes, terminated_by_signal
@@ -62,7 +63,8 @@ def run(request: Request, *, reporter: Reporter | None = None) -> Result:
     version = stage_version(stage, config)
     external = stage.external(config, Path(str(request.knobs.get("root") or ".")))
     workers = int(getattr(getattr(config, "train", None), "workers", 0))
-    identity = identity_of(stage.verb, version.digest, external, request.inputs, workers)
+    descent = store.descent(refs_of(request)) if stage.reads_ledger else ()
+    identity = identity_of(stage.verb, version.digest, external, request.inputs, workers, descent)
     job = _Job(request, stage, config, store, inputs, version, identity, workers, reporter)
     with terminated_by_signal() as job.ending:
         while True:
@@ -213,7 +215,7 @@ class _Job:
             seed=int(request.config.get("seed", 0)),
             knobs=request.knobs,
             reporter=self.reporter,
-            spent=lambda refs: self.store.ledger(refs or [ref for given in request.inputs.values() for ref in given]),
+            spent=self._spent,
             registry=self._registry(attempt),
             earlier=lambda: earlier_commit(self.store, stage, self.kin),
         )
@@ -244,6 +246,15 @@ class _Job:
         )
         return manifest, self.store.publish(manifest, folders)
 
+    def _spent(self, refs: Sequence[Ref]) -> Ledger:
+        if not self.stage.reads_ledger:
+            raise ArtifactError(
+                "a stage that reads the ledger says so, since what was spent then decides what comes out",
+                f"{self.stage.verb} does not",
+                "set `reads_ledger = True` on the stage",
+            )
+        return self.store.ledger(refs or refs_of(self.request))
+
     def _registry(self, attempt: str) -> Any:
         def registry() -> Any:
             if not self.stage.effect:
@@ -253,6 +264,11 @@ class _Job:
             return self.store.registry(attempt)
 
         return registry
+
+
+def refs_of(request: Request) -> tuple[Ref, ...]:
+    """Return every input of a request."""
+    return tuple(ref for given in request.inputs.values() for ref in given)
 
 
 def _result(manifest: Manifest, *, cached: bool) -> Result:

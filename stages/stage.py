@@ -187,7 +187,10 @@ class Work(Protocol):
         """Record a row that is not used, with its reason. The stage must give the output `quarantine`."""
 
     def spent(self, *refs: Ref) -> Ledger:
-        """Return the ledger of everything that the inputs, or those of them that are named, descend from."""
+        """Return the ledger of everything that the inputs, or those of them that are named, descend from.
+
+        Only for a stage that says `reads_ledger`.
+        """
 
     def earlier(self) -> Inputs | None:
         """Return inputs and outputs of the newest commit of the same work on other rows (`Stage.kin`), or None."""
@@ -216,6 +219,9 @@ class Stage(Generic[C]):
     """Of an earlier commit's inputs and outputs (`Work.earlier`), those that are opened; None is all."""
     effect: ClassVar[bool] = False
     """An effect changes something outside its artifacts and is never adopted from a commit."""
+    reads_ledger: ClassVar[bool] = False
+    """Whether what was spent decides what comes out (`Work.spent`): all that its inputs descend from then makes up its
+    identity, since the same bytes can have cost more or less."""
 
     def chosen(self, config: C) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
         """Return (family, settings, config path) of each method that the configuration chooses, importing none."""

@@ -120,6 +120,17 @@ class Reader:
         `lost` adds attempts that spent and committed nothing: for people. Decisions leave it out, so that a crash
         changes none.
         """
+        entries = self._descent(refs)
+        if lost:
+            for entry in tuple(entries):
+                entries.extend(self._lost(entry))
+        return Ledger.fold(entries)
+
+    def descent(self, refs: Iterable[Ref]) -> tuple[str, ...]:
+        """Return the identities of all work that `refs` descend from, sorted, each once."""
+        return tuple(sorted({entry.identity for entry in self._descent(refs)}))
+
+    def _descent(self, refs: Iterable[Ref]) -> list[Entry]:
         entries: list[Entry] = []
         waiting, seen = [ref.run for ref in refs], set[str]()
         while waiting:
@@ -130,10 +141,7 @@ class Reader:
             manifest = self.read_manifest(run)
             entries.append(Entry(manifest.identity, run, manifest.stage, manifest.costs))
             waiting.extend(ref.run for given in manifest.inputs.values() for ref in given)
-        if lost:
-            for entry in tuple(entries):
-                entries.extend(self._lost(entry))
-        return Ledger.fold(entries)
+        return entries
 
     def _lost(self, entry: Entry) -> Iterable[Entry]:
         for run in self._coordination.state(entry.stage, entry.identity).attempts:

@@ -42,6 +42,7 @@ class Govern(Stage[GovernSlice]):
         "weighing": Takes("weighing", optional=True),  # what was tried before the latest segment is charged with it
     }
     gives = {"decision": "decision"}  # noqa: RUF012
+    reads_ledger = True
 
     def chosen(self, config: GovernSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
         """Return the configured policy."""

@@ -40,6 +40,7 @@ class PlanStage(Stage[PlanSlice]):
         "pool": Takes("examples", optional=True),
     }
     gives: ClassVar[Mapping[str, str]] = {"plan": "plan"}
+    reads_ledger: ClassVar[bool] = True
     recalls: ClassVar[frozenset[str] | None] = frozenset({"plan", "curve"})
 
     def chosen(self, config: PlanSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:

@@ -35,6 +35,7 @@ class Promote(Stage[PromoteSlice]):
     }
     gives: ClassVar[Mapping[str, str]] = {"promotion": "promotion"}
     effect: ClassVar[bool] = True
+    reads_ledger: ClassVar[bool] = True
 
     def run(self, config: PromoteSlice, inputs: Inputs, work: Work) -> Summary:
         """Promote or not; see `effect.promote`."""

@@ -43,6 +43,7 @@ class QuoteStage(Stage[QuoteSlice]):
         "holdout_tokens": Takes("tokens", optional=True),
     }
     gives: ClassVar[Mapping[str, str]] = {"quote": "quote"}
+    reads_ledger: ClassVar[bool] = True
 
     def chosen(self, config: QuoteSlice) -> Iterable[tuple[type[Method], Mapping[str, Any], str]]:
         """Return the configured policy: it says from where on a run is ended."""

@@ -39,6 +39,7 @@ class Weigh(Stage[WeighSlice]):
         "selection": Takes("selection", many=True),
     }
     gives: ClassVar[Mapping[str, str]] = {"weighing": "weighing"}
+    reads_ledger: ClassVar[bool] = True
 
     def run(self, config: WeighSlice, inputs: Inputs, work: Work) -> Summary:
         """Write the weighing; see `engine.weigh_arms`."""

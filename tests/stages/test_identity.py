@@ -161,6 +161,8 @@ def test_every_part_of_an_identity_matters_and_nothing_else(monkeypatch: pytest.
         of(inputs={"x": (ref("d1"),)}),
         of(inputs={"y": (ref("d1"), ref("d2"))}),
         of(workers=2),
+        of(descent=("a",)),
+        of(descent=("a", "b")),
     ]
     monkeypatch.setattr(identity, "device", lambda: "cuda")
     others.append(of())

@@ -134,6 +134,24 @@ def test_a_stage_sees_what_its_inputs_had_cost_and_only_that(address: StoreAddre
     assert Store(address).ledger([folded.refs["decision"]]).total.flops == 7
 
 
+def test_what_is_decided_by_the_ledger_is_adopted_only_where_the_same_was_spent(address: StoreAddress) -> None:
+    first, other = runner.run(make(address)), runner.run(make(address, config={"seed": 1}))
+    assert first.refs["selection"].digest == other.refs["selection"].digest
+    assert first.identity != other.identity
+    fold = [
+        Request(verb="govern", inputs={"selection": made.ref("selection")}, store=address)
+        for made in (first, other, first)
+    ]
+    assert [runner.run(request).cached for request in fold] == [False, False, True]
+
+
+def test_a_stage_that_does_not_say_that_it_reads_the_ledger_is_not_shown_it(address, monkeypatch) -> None:
+    made = runner.run(make(address))
+    monkeypatch.setattr(toys.STAGES["govern"], "reads_ledger", False)
+    with pytest.raises(ArtifactError, match="govern does not"):
+        runner.run(Request(verb="govern", inputs={"selection": made.ref("selection")}, store=address))
+
+
 def test_wall_seconds_and_peak_memory_are_charged_once_under_the_stages_own_cause(address: StoreAddress) -> None:
     begun = time.monotonic()
     costs = runner.run(make(address)).costs

@@ -105,6 +105,7 @@ class Fold(Stage[FoldSlice]):
     config = FoldSlice
     takes = {"selection": Takes("selection", many=True), "decision": Takes("decision", optional=True)}
     gives = {"decision": "decision"}
+    reads_ledger = True
 
     def run(self, config: FoldSlice, inputs: Inputs, work: Work) -> Summary:
         """Decide by the number of rows and what was spent."""

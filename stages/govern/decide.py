@@ -134,7 +134,7 @@ def _choose(
 ) -> tuple[Choice, bool]:
     """Ask the policy for one of the actions `open_`, or of those that the number of rounds leaves.
 
-    Returns its choice, and whether that closes though going on was possible, or would have been with more rounds.
+    Returns its choice, and whether that closes: it has seen enough of these data, whatever rounds are left.
     """
     policy = resolve(Policy, govern.policy, "govern.policy")
     if rounds_left == 0:
@@ -142,13 +142,13 @@ def _choose(
         short = "the budget is used up: less is left than a step and its evaluation cost"
         reason = f"all {govern.rounds} round(s) are used" if used else short
         return Choice(action="stop", reason=reason, numbers=evidence(state)), False
-    free = policy.decide(state, remaining, open_)
-    if rounds_left == 1 and round_ > 0:
-        choice = policy.decide(state, remaining, frozenset({"anneal", "stop"}))
-        choice = choice.model_copy(update={"reason": f"the last round that fits: {choice.reason}"})
-    else:
-        choice = free
-    return choice, choice.action == free.action == "anneal"
+    if rounds_left > 1 or round_ == 0:
+        choice = policy.decide(state, remaining, open_)
+        return choice, choice.action == "anneal"
+    choice = policy.decide(state, remaining, frozenset({"anneal", "stop"}))
+    goes_on = policy.decide(state, remaining, frozenset({"continue", "anneal", "stop"})).action == "continue"
+    told = choice.model_copy(update={"reason": f"the last round that fits: {choice.reason}"})
+    return told, choice.action == "anneal" and not goes_on
 
 
 def _step_flops(state: State) -> list[int]:

@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Say what would be done and what it costs, without training."),
     "quote": ("quote", "Quote a run: will choosing pay, what loss, FLOPs, hours, money, joules."),
     "stage": ("stage", "Run one stage again on a past run's inputs: a new attempt, history kept."),
-    "resume": ("resume", "Go on with a run that did not finish, from the configuration it recorded."),
+    "resume": ("resume", "Go on with a run that did not finish, or under a higher budget."),
     "status": ("status", "Show runs, attempts, costs, decisions and the verdict."),
     "gc": ("gc", "List what no run refers to any more, and with --delete remove it."),
     "ui": ("ui", "Serve the Prefect and MLflow pages on this machine until ctrl-C."),

@@ -76,7 +76,7 @@ class _Segment:
         self.meter = self.optimizer.price(self.taken) if self.first else None
         torch.manual_seed(job.torch_seed + 1 + group.rank)
         self.best = Best(job.home, job.pin)
-        self.snapshots = Snapshots(job.home / SNAPSHOTS, job.digest)
+        self.snapshots = Snapshots(job.home / SNAPSHOTS, job.digest, self.start.beginning)
         found = self.snapshots.latest()
         if found is None:
             self.planned = self._plan_steps()
@@ -131,8 +131,8 @@ class _Segment:
 
     def run(self) -> None:
         at = self.at
-        if self.fresh and self.guarding.guard:
-            self._snapshot()  # what the guard can go back to before the first one is due
+        if self.fresh and self.guarding.guard:  # what it can go back to before the first snapshot is due
+            self.guarding.keep() if self.snapshots.beginning else self._snapshot()
         if at.step == 0 and self.job.evaluate_start:
             loss = self._evaluate()
             at.before = stated(self.start.run_step, loss)

@@ -137,8 +137,8 @@ def _apart(adamw: torch.optim.Optimizer, chosen: set[int], share: float) -> None
     for options in adamw.param_groups:
         mine = [item for item in options["params"] if id(item) in chosen]
         rest = [item for item in options["params"] if id(item) not in chosen]
-        groups += [{**options, "params": rest}] * bool(rest) + [{**options, "params": mine, "share": share}] * bool(mine)
-    adamw.param_groups = groups
+        groups += [{**options, "params": rest}, {**options, "params": mine, "share": share}]
+    adamw.param_groups = [options for options in groups if options["params"]]
 
 
 class _Cut:

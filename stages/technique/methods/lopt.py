@@ -6,8 +6,8 @@ So activations are those of one block at a time. The heads exist in training alo
 they lie beside it for the next segment. A tied embedding belongs to the first block and to the last and adds up both
 gradients, where the reference unties it. Adam moves a weight by the rate however little its loss asks for, so what the
 blocks' own losses alone reach has a share of the rate (the reference's `lr_k1`), which no weight λ would give it.
-Source: the LoPT reference (arXiv 2605.04913: two blocks, λ 10, rate 2e-5 for all), which passes backward once at the end
-and so saves no memory.
+Source: the LoPT reference (arXiv 2605.04913: two blocks, λ 10, rate 2e-5 for all), which passes backward once at the
+end and so saves no memory.
 """
 
 from __future__ import annotations

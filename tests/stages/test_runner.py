@@ -145,6 +145,31 @@ def test_what_is_decided_by_the_ledger_is_adopted_only_where_the_same_was_spent(
     assert [runner.run(request).cached for request in fold] == [False, False, True]
 
 
+def test_what_is_shared_is_amortised_over_the_configurations_whose_runs_were_given_it(address: StoreAddress) -> None:
+    store, given = Store(address), {}
+    opened = {
+        "first": store.open_run("a", {"name": "a"}),
+        "again": store.open_run("a", {"name": "a"}),  # the same configuration: the same user
+        "other": store.open_run("b", {"name": "b"}),
+    }
+    opened["resumed"] = store.open_run("b", {"name": "b", "budget": 2}, resumes=opened["other"])  # of the same user too
+    for name, run in opened.items():
+        given[name] = runner.run(make(address, origin=Origin(run=run, name="select-1")))
+    own = runner.run(make(address, config={"rows": 4}, origin=Origin(run=opened["other"], name="select-2")))
+    alone = runner.run(make(address, config={"rows": 5}))
+    made = given["first"]
+    assert [result.cached for result in given.values()] == [False, True, True, True]
+    users = store.users()
+    assert users == {made.run: 2, own.run: 1}
+    refs = [result.refs["selection"] for result in (made, own, alone)]
+    whole, part = store.ledger(refs).total, store.ledger(refs, users=users).total
+    assert (whole.flops, whole.tokens) == (21, 6)
+    assert (part.flops, part.tokens) == (4 + 7 + 7, 1 + 2 + 2)  # 7 FLOPs halved are 3.5, rounded to even
+    shared = made.costs["select"].seconds
+    assert part.seconds == pytest.approx(whole.seconds - shared / 2)
+    assert part.peak_bytes == whole.peak_bytes
+
+
 def test_a_stage_that_does_not_say_that_it_reads_the_ledger_is_not_shown_it(address, monkeypatch) -> None:
     made = runner.run(make(address))
     monkeypatch.setattr(toys.STAGES["govern"], "reads_ledger", False)

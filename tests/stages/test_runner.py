@@ -135,14 +135,19 @@ def test_a_stage_sees_what_its_inputs_had_cost_and_only_that(address: StoreAddre
 
 
 def test_what_is_decided_by_the_ledger_is_adopted_only_where_the_same_was_spent(address: StoreAddress) -> None:
-    first, other = runner.run(make(address)), runner.run(make(address, config={"seed": 1}))
-    assert first.refs["selection"].digest == other.refs["selection"].digest
-    assert first.identity != other.identity
-    fold = [
-        Request(verb="govern", inputs={"selection": made.ref("selection")}, store=address)
-        for made in (first, other, first)
-    ]
-    assert [runner.run(request).cached for request in fold] == [False, False, True]
+    def fold(*decision: Ref, on: Result) -> Result:
+        inputs = {"selection": on.ref("selection"), "decision": decision}
+        return runner.run(Request(verb="govern", inputs=inputs, store=address))
+
+    first, same, other = (runner.run(make(address, config=config)) for config in ({}, {"seed": 1}, {"start": 2.0}))
+    assert first.refs["selection"].digest == same.refs["selection"].digest != other.refs["selection"].digest
+    assert first.identity != same.identity
+    decided = [fold(on=made) for made in (first, same, other)]
+    assert [result.cached for result in decided] == [False, True, False]  # what both made was needed once
+    assert len({result.refs["decision"].digest for result in decided}) == 1
+    # equal bytes, but what they descend from is not the same
+    after = [fold(decided[place].refs["decision"], on=first) for place in (0, 2, 0)]
+    assert [result.cached for result in after] == [False, False, True]
 
 
 def test_what_is_shared_is_amortised_over_the_configurations_whose_runs_were_given_it(address: StoreAddress) -> None:

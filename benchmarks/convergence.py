@@ -253,7 +253,7 @@ def bytes_of(pin: ModelPin, technique: dict[str, Any], micro: int, row_tokens: i
 
 def table(cells: Cells, names: list[str], base: float) -> list[dict[str, Any]]:
     """Return a row an arm: losses, what it recovered of full fine-tuning's gain, and bytes here and at 8B."""
-    from benchmarks.memory import shape_8b
+    from benchmarks.memory_cases import shape_8b
 
     full = cells.arm("full")
     gain = base - statistics.mean(one["holdout"] for one in full)

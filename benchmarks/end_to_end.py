@@ -13,7 +13,8 @@ of the target's kind alone), `dynamic` (the cascade anew each round), `fixed_ste
 after every fourth of the steps, the schedule of DataFlex) and `lazytrain` (`auto` over its named arms). Each under a
 *fixed* schedule, which uses the budget up, and *governed* by the default policy, which may stop; so that what
 choosing does is read at an equal governor and what the governor does at equal data. The rate is the best of the grid
-on validation under the fixed schedule; the governed arm trains at it.
+on validation under the fixed schedule, two segments on one choice; the governed arm trains at it in at most three, and
+may choose anew between them.
 
 Figures of an arm and pool: `nats_vs_random` (holdout, at the same governor; 95 %, bootstrap of cells, then of tasks),
 `flops_to_full_loss_ratio` (FLOPs spent until validation is at the lowest that `full` under the fixed schedule reached,
@@ -104,7 +105,7 @@ ARMS: dict[str, dict[str, Any]] = {
         "train": {"epochs": 40.0},
         "govern": {"rounds": 4},
     },
-    "lazytrain": {"auto": {"arms": list(NAMED)}, "govern": {"rounds": 3}},
+    "lazytrain": {"auto": {"arms": list(NAMED)}},
 }
 CHOOSING = ("bm25", "cascade", "influence")
 """Arms that `lazytrain` may choose instead of chance."""
@@ -138,8 +139,11 @@ def run_arm(cell: Cell, name: str, governor: str, rate: float, flops: float) -> 
     """Run one arm for so many FLOPs and read the holdout with the checkpoint that validation prefers."""
     sections = {key: dict(part) for key, part in ARMS[name].items()}
     sections.setdefault("train", {})["learning_rate"] = rate
+    govern = sections.setdefault("govern", {})
     if governor == "fixed":
-        sections.setdefault("govern", {})["policy"] = NEVER_ENDS
+        govern["policy"] = NEVER_ENDS
+    else:
+        govern.setdefault("rounds", 3)
     began = time.monotonic()
     trial, made = cell.trial(cell.config(flops / cell.pass_flops, sections))
     return {

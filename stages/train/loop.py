@@ -82,7 +82,8 @@ class _Segment:
             self.planned = self._plan_steps()
             schedule = self.start.schedule
             if job.anneals:
-                schedule = schedule.annealing(0, self.planned, train.decay_share)
+                share = 1.0 if job.closes else train.decay_share
+                schedule = schedule.annealing(0, self.planned, share, self.start.run_step)
             self.at = Position(self.planned, schedule.state(), guard=self.start.guard)
         else:
             self.planned, self.at = int(found.state["planned"]), Position(**found.state["position"])

@@ -96,6 +96,7 @@ class Train(Stage[TrainSlice]):
             metric=config.govern.metric,
             direction=direction_of(config.govern.metric, config.govern.direction),
             anneals=decision is not None and decision.anneals,
+            closes=decision is not None and decision.closes,
             segment_flops=least(decision.segment_flops if decision else None, config.train.segment_flops),
             **({"remaining": decision.remaining} if decision else {}),
             order_seed=work.seed("train", "order"),

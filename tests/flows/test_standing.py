@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
 from data_contracts.errors import ConfigError
 from data_contracts.records import Decision
 from data_contracts.store import Store
 from flows.calling import call_directly
+from flows.command.share import app
 from flows.pipeline import trained
 from flows.pipeline_run import PipelineRun, recorded
 from flows.standing import check, standing
@@ -22,9 +26,9 @@ pytestmark = pytest.mark.shared
 BUDGET = 3 * 10**10
 SECTIONS: dict[str, Any] = {
     "budget": {"flops": BUDGET},
-    "plan": {"window": 4, "micro_batches": [4], "techniques": [{"method": "full"}], "precision": "float32"},
+    "plan": {"window": 1, "micro_batches": [1], "techniques": [{"method": "full"}], "precision": "float32"},
     "select": {"selector": {"method": "random"}, "fraction": 1.0},
-    "train": {"evaluations": 6, "validation_rows": 4},
+    "train": {"evaluations": 8, "validation_rows": 4},
     "govern": {"rounds": 2, "policy": {"method": "fixed_rounds", "rounds": 9}},
 }
 
@@ -105,3 +109,41 @@ def test_only_limits_may_be_others_and_only_of_a_run_that_goes_on() -> None:
         check({"budget": {"peak_bytes": 1}}, "abc")
     with pytest.raises(ConfigError, match="no run is named"):
         check({"budget": {"flops": 1}}, None)
+
+
+def test_a_pot_is_shared_over_runs_and_each_goes_on_up_to_its_share(first: Any) -> None:
+    """One has run, one has not begun; the first is then continued as it was told."""
+    workspace, run = first
+    other = yaml.safe_load(workspace.file.read_text())
+    fresh = workspace.root / "fresh.yaml"
+    fresh.write_text(yaml.safe_dump({**other, "name": "fresh"}))
+    page = workspace.root / "share.html"
+    told = CliRunner().invoke(app, [str(workspace.file), str(fresh), "--flops", "4e10", "--json", "--page", str(page)])
+    assert told.exit_code == 0, told.output
+    mine, new = json.loads(told.stdout)["runs"]
+    assert (new["share"], new["why"]) == (2e10, "nothing was run yet")
+    assert new["command"].startswith("budget: {flops: 20000000000} in")
+    rows = run.store.attempts(mine["run"])  # the newest
+    decisions = [run.store.record(row.refs["decision"], Decision) for row in rows if "decision" in row.refs]
+    fork = next(decision for decision in decisions if decision.anneals)
+    kept = run.store.run_config(mine["run"])["budget"]["flops"] - fork.remaining.flops
+    assert (mine["goes_on_from"], mine["limit"]) == (kept, kept + 2e10)
+    assert mine["spent"] == run.store.ledger(ref for row in rows for ref in row.refs.values()).total.flops > kept
+    assert mine["made_again_flops"] == decisions[-1].numbers["training_flops"] - fork.numbers["training_flops"] > 0
+    assert f"--set budget.flops={int(mine['limit'])}" in mine["command"]
+    assert mine["loss"]["low"] <= mine["loss"]["expected"] <= mine["loss"]["high"]
+    assert "Several runs, one budget" in page.read_text()
+    more = workspace.recorded(run.store.run_config(mine["run"]), {"budget": {"flops": int(mine["limit"])}})
+    after = run_of(more, mine["run"])
+    assert after.decisions[1].numbers["spendable_flops"] == pytest.approx(mine["training_flops"], abs=1)
+
+
+def test_runs_that_go_on_from_one_another_are_one_user_and_another_configuration_a_second(first: Any) -> None:
+    workspace, run = first
+    begun = next(step.run for step in run.steps if step.name == "begin")
+    assert run.store.users()[begun] == 1
+    values = {**run.store.run_config(run.run), "promote": {"alias": "other"}}
+    with recorded(workspace.recorded(values), run.store, call_directly, "other") as other:
+        trained(other)
+    assert all(step.cached for step in other.steps)
+    assert run.store.users()[begun] == 2

@@ -82,7 +82,7 @@ def cases(layers: int) -> list[tuple[Shape, int, int, tuple[int, ...]]]:
         (shape_of(name), MICRO_BATCH, 2, blocks)
         for name in names(Technique)
         for blocks in ((), every)
-        if not blocks or shape_of(name).technique.whole
+        if not blocks or "recompute" in shape_of(name).technique.savings
     ]  # of others no plan recomputes any
     found += [(shape_of(each["method"], each), MICRO_BATCH, 2, blocks) for each in VARIANTS for blocks in ((), every)]
     for name in ("full", "lora"):

@@ -33,6 +33,8 @@ from stages.governor.state import State
 FLOPS = "flops"
 OPEN = frozenset({"continue", "end"})
 DIRECTIONS: Mapping[str, Literal["minimise", "maximise"]] = {"min": "minimise", "max": "maximise"}
+SEEN = ("rows", "ended", "metric", "mode", "budget_flops")
+"""Of `Trials`: what an experiment that goes on must know."""
 
 
 class Trials:
@@ -149,15 +151,14 @@ class PolicyScheduler(FIFOScheduler):
 
     def save(self, checkpoint_path: str) -> None:
         """Write what was seen, as JSON."""
-        known = self.trials
-        seen = {"rows": known.rows, "ended": known.ended, "metric": known.metric, "mode": known.mode}
+        seen = {name: getattr(self.trials, name) for name in SEEN}
         Path(checkpoint_path).write_text(json.dumps(seen), encoding="utf-8")
 
     def restore(self, checkpoint_path: str) -> None:
         """Read what `save` wrote; the policy is this scheduler's own."""
         seen = json.loads(Path(checkpoint_path).read_text(encoding="utf-8"))
-        self.trials.rows, self.trials.ended = seen["rows"], seen["ended"]
-        self.trials.metric, self.trials.mode = seen["metric"], seen["mode"]
+        for name in SEEN:
+            setattr(self.trials, name, seen[name])
         self._metric = self.trials.metric
 
 

@@ -20,6 +20,8 @@ CATEGORY_SEED = 20260610
 SHARES = {"target": 2, "validation": 1, "holdout": 2, "pool": 2}
 PIECE_CHARACTERS = 300
 """Of a piece of a web document: there are 2,304 such in the 300 documents."""
+PIECES = 8
+"""Of a document at the most, where documents are held against each other."""
 PLANTED_TASKS = 5
 """Of a category, whose rows are the target's kind."""
 RESAMPLES = 10_000
@@ -136,6 +138,25 @@ def write_planted(
     for number, source in enumerate(others):
         rows += drawn(source, (sizes["pool"] - len(rows)) // (len(others) - number))
     write(folder / "pool.jsonl", drawn(rows, len(rows)))
+
+
+def write_web(folder: Path, data: Path, seed: int, sizes: dict[str, int]) -> None:
+    """Write splits of web text that has no categories: pieces of documents, no document on two sides.
+
+    `sizes` are rows a split, pool last; a document is what `task` names, so that resampling takes it whole.
+    """
+    with (data / "c4_demo" / "c4_demo.jsonl").open(encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in lines]
+    rng, size = np.random.default_rng([seed, 10]), PIECE_CHARACTERS
+    waiting = iter(rng.permutation(len(texts)).tolist())
+    for side, count in sizes.items():
+        rows: list[dict[str, Any]] = []
+        while len(rows) < count:
+            number = next(waiting)
+            text = texts[number]
+            pieces = [_document(text[at : at + size], 60) for at in range(0, len(text) - size + 1, size)]
+            rows += [{**piece, "task": f"document {number}"} for piece in pieces[:PIECES]]
+        write(folder / f"{side}.jsonl", [rows[index] for index in rng.permutation(len(rows))[:count].tolist()])
 
 
 def _problem(number: int, row: dict[str, Any]) -> dict[str, Any]:

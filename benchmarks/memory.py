@@ -206,7 +206,8 @@ def measured_rank(
     optimizer = shape.technique.optimizer(model, TrainConfig(), 1e-4, 0, shape.optimizer_states)
     mask = np.arange(shape.row_tokens) >= shape.row_tokens - shape.answers
     draw = np.random.default_rng(0)
-    rows = [Row(str(n), draw.integers(3, 500, shape.row_tokens), mask) for n in range(micro)]
+    words = min(500, pin.vocabulary)
+    rows = [Row(str(n), draw.integers(3, words, shape.row_tokens), mask) for n in range(micro)]
     window = [collate(rows) for _ in range(accumulation)]
 
     def step() -> None:

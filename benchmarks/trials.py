@@ -17,7 +17,7 @@ from data_contracts.arrow import TABLE_FILE, read_table
 from data_contracts.config import Config
 from data_contracts.config_file import parse
 from data_contracts.cost import Frozen
-from data_contracts.records import Origin, Plan, Ref, Result
+from data_contracts.records import Origin, Plan, Ref, Result, Weighing
 from data_contracts.store import Store
 from flows.calling import call_directly
 from flows.pipeline import Trained, trained
@@ -26,6 +26,9 @@ from flows.workspace import Workspace
 
 SHARED = ("plan", "begin", "govern")
 """Stages that an arm's own number of passes has no part in."""
+CHOOSING = ("score", "mix", "select", "weigh")
+PROBE = "train-race-"
+"""How the calls of probes begin; an arm's name follows."""
 
 
 class Trial(PipelineRun):
@@ -46,6 +49,25 @@ class Trial(PipelineRun):
     def spent(self) -> int:
         """FLOPs of all that was done, each attempt once."""
         return sum({step.run: step.cost.flops for step in self.steps}.values())
+
+    @property
+    def choosing(self) -> int:
+        """FLOPs of `spent` that went into choosing: scores, selections, and probes that the run did not go on from."""
+        weighed = [step.refs["weighing"] for step in self.steps if step.stage == "weigh"]
+        won = PROBE + self.store.record(weighed[-1], Weighing).chosen if weighed else ""
+        return sum(
+            {
+                step.run: step.cost.flops
+                for step in self.steps
+                if step.stage in CHOOSING or (step.name.startswith(PROBE) and step.name != won)
+            }.values()
+        )
+
+    @property
+    def chose(self) -> bool:
+        """Whether the rows that were trained on last were chosen by anything but chance."""
+        select = self.config.select
+        return select.count != 0 and select.selector.get("method") != "random"
 
     def validated(self) -> list[tuple[int, float]]:
         """Return (FLOPs spent until then, validation loss) of every evaluation of training, oldest first.

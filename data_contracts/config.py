@@ -247,7 +247,7 @@ class TrainConfig(Frozen):
     epochs: float = Field(1.0, gt=0, description="Passes over the selection in one segment.")
     warmup_steps: int = Field(4, ge=0, description="Linear warm-up, at the run's start.")
     decay: Literal["linear", "cosine", "sqrt"] = "linear"
-    decay_share: float = Field(0.3, gt=0, le=1, description="Share of a segment spent decaying when it anneals.")
+    decay_share: float = Field(0.3, gt=0, le=1, description="Share of the steps so far that end in a decay.")
     segment_flops: Flops | None = Field(
         None, ge=1, description="Most that a segment may spend, evaluation included; unset leaves it to the governor."
     )
@@ -351,8 +351,9 @@ class AutoConfig(Frozen):
         0.2,
         gt=0,
         le=1,
-        description="Where `probe_share` is too short to tell, probes are as long as they must be if all together "
-        "take no more of what may be spent.",
+        description="Where `probe_share` is too short to tell, probes are as long as they must be. All together, with "
+        "what dear arms score for them and reading them, take no more of what may be spent: else dear arms are left "
+        "out, then all.",
     )
     sample: float = Field(0.2, gt=0, le=1, description="Share of the pool that the probe of a dear arm scores.")
     most_price: float = Field(

@@ -13,13 +13,17 @@ from data_contracts.cost import Cost, Frozen, Price
 
 
 class Entry(NamedTuple):
-    """One attempt's share: the identity it worked on, its run, its stage, and its costs by cause."""
+    """One attempt's share: the identity it worked on, its run, its stage, its costs by cause, and what it made.
+
+    `content` is one name for all that it made, "" where that is not known.
+    """
 
     identity: str
     run: str
     stage: str
     costs: dict[str, Cost]
     lost: bool = False
+    content: str = ""
 
 
 class Ledger(Frozen):
@@ -29,14 +33,20 @@ class Ledger(Frozen):
 
     @classmethod
     def fold(cls, entries: Iterable[Entry]) -> Ledger:
-        """Add up entries: a committed identity counts once, every lost attempt counts; order does not matter."""
+        """Add up entries: a committed identity counts once, every lost attempt counts; order does not matter.
+
+        Work of one stage that made the same by another identity counts once too: what a run adopts for its content
+        descends from the run that made it first, and what both trained was needed once.
+        """
         seen: set[str] = set()
         sums: dict[tuple[str, str], Cost] = {}
         for entry in sorted(entries, key=lambda item: (item.lost, item.identity, item.run)):
             key = f"lost:{entry.run}" if entry.lost else entry.identity
-            if key in seen:
+            content = f"made:{entry.stage}:{entry.content}" if entry.content else key
+            known = key in seen or content in seen
+            seen |= {key, content}
+            if known:
                 continue
-            seen.add(key)
             for cause, cost in entry.costs.items():
                 slot = (entry.stage, cause)
                 sums[slot] = sums.get(slot, Cost()) + cost

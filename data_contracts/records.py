@@ -240,6 +240,7 @@ class Decision(Frozen):
     reason: str
     round: int = Field(ge=0)
     replans: bool = False
+    closes: bool = Field(False, description="Whether the next segment is the closing decay alone.")
     best: str | None = Field(None, description="Digest of the checkpoint with the lowest validation loss so far.")
     best_step: int | None = None
     best_loss: float | None = None

@@ -29,6 +29,8 @@ LEAST_KIND = 0.01
 """Of the pool: a core of fewer rows is not taken, whatever words tell."""
 PROBE_VISITS = 2.0
 """Of a row in a probe at the most: beyond, what is compared is over-fitting to a sample."""
+PROBE_EVALUATIONS = 2
+"""Of a probe: its end, by which arms are compared, and its middle, which with the ends of all tells the slope."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ def contest(
     auto: AutoConfig,
     least: float,
     told: Mapping[str, Likeness],
+    reading: float = 0.0,
 ) -> Contest:
     """Return who is raced where `limit` FLOPs may be spent.
 
@@ -66,12 +69,20 @@ def contest(
         least: FLOPs of the shortest probe that tells something.
         told: the likeness of what an arm takes, by its name, where words tell it. Such an arm takes as many rows as the
             pool has of the kind.
+        reading: FLOPs of validating a model once.
     """
     first, *others = arms
     others = [of_the_kind(arm, told.get(arm.name)) for arm in others]
     out = {arm.name: why for arm in others if (why := left_out(arm, plan, limit, auto, least, told.get(arm.name)))}
     standing = [first, *(arm for arm in others if arm.name not in out)]
     probe = probe_flops(len(standing), limit, auto, least) if chooses(standing, plan, limit) else 0.0
+    if probe and trying(standing, probe, plan, auto, reading) > auto.most_probes * limit:
+        out |= {arm.name: f"trying would take more than {auto.most_probes:.0%}" for arm in standing if arm.passes}
+        standing = [arm for arm in standing if not arm.passes]
+        few = (
+            chooses(standing, plan, limit) and trying(standing, probe, plan, auto, reading) <= auto.most_probes * limit
+        )
+        probe = probe if few else 0.0
     sure = [arm for arm in others if moves_enough(told.get(arm.name)) and chooses([first, arm], plan, limit)]
     if sure and not (probe and any(arm.passes for arm in standing)):
         best = max(sure, key=lambda arm: told[arm.name].moved)
@@ -126,8 +137,13 @@ def spendable(decision: Decision, plan: Plan) -> float:
 
 def least_probe(decision: Decision, steps: int, evaluations: int) -> float:
     """Return the FLOPs of the shortest probe that tells something: its steps, and the evaluations that read them."""
+    return steps * float(decision.numbers["step_flops"] or 0) + min(steps, evaluations) * reading_flops(decision)
+
+
+def reading_flops(decision: Decision) -> float:
+    """Return the FLOPs of one evaluation: those of the dearest step, which was evaluated, less a step's."""
     step, dearest = (float(decision.numbers[name] or 0) for name in ("step_flops", "least_segment_flops"))
-    return steps * step + min(steps, evaluations) * max(0.0, dearest / 2 - step)
+    return max(0.0, dearest / 2 - step)
 
 
 def probe_flops(arms: int, limit: float, auto: AutoConfig, least: float) -> float:
@@ -135,6 +151,12 @@ def probe_flops(arms: int, limit: float, auto: AutoConfig, least: float) -> floa
     if least <= auto.probe_share * limit:
         return auto.probe_share * limit
     return least if arms * least <= auto.most_probes * limit else 0.0
+
+
+def trying(arms: Sequence[ArmConfig], probe: float, plan: Plan, auto: AutoConfig, reading: float) -> float:
+    """Return the FLOPs of a race: probes, what dear arms score for them, and reading the start and every end."""
+    scoring = sum(auto.sample * expected_price(arm, plan) for arm in arms)
+    return len(arms) * probe + scoring + (len(arms) + 1) * reading
 
 
 def share_of(arm: ArmConfig, plan: Plan, limit: float) -> float:

@@ -7,6 +7,7 @@ adopted, not repeated. What each stage computes is in `stages/`, how and where a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from prefect import flow
 
@@ -22,7 +23,10 @@ from flows.workspace import CONFIG_FILE, Workspace
 
 @flow(name="pipeline", flow_run_name="pipeline-{config_file}", log_prints=False, persist_result=False)
 def pipeline(
-    config_file: ConfigFile = CONFIG_FILE, stages: Place = "in_process", resumes: str | None = None
+    config_file: ConfigFile = CONFIG_FILE,
+    stages: Place = "in_process",
+    resumes: str | None = None,
+    raised: dict[str, dict[str, Any]] | None = None,
 ) -> Outcome:
     """Run the chain of one configuration file and return what came of it.
 
@@ -30,8 +34,9 @@ def pipeline(
         config_file: The YAML file, where the worker can read it; relative paths in it start from its folder.
         stages: Where the stages run: in this process, or each as its deployment of that name, with the same result.
         resumes: A past run to go on with, by the configuration it recorded; unset goes by the file as it stands.
+        raised: Limits that it goes on with where they are others than recorded, as {budget: {flops: …}}.
     """
-    with opened(Workspace.read(config_file), stages=stages, resumes=resumes) as run:
+    with opened(Workspace.read(config_file), stages=stages, resumes=resumes, raised=raised) as run:
         return concluded(run, trained(run))
 
 

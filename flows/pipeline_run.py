@@ -22,6 +22,7 @@ from flows.labels import sign
 from flows.order import Place
 from flows.outcome import Outcome, Step
 from flows.reconcile import reconcile
+from flows.standing import Key, Raised, check, key_of, standing
 from flows.workspace import Workspace
 from stages.work import Silent
 
@@ -32,9 +33,23 @@ Make = Callable[..., Result]
 class PipelineRun:
     """One run of the pipeline: its configuration, its store, and the steps made so far."""
 
-    def __init__(self, workspace: Workspace, store: Store, run: str, make: Make = call) -> None:
-        """Args: `make` makes a stage call; the default is a Prefect task or a deployment's run (see `calling`)."""
+    def __init__(
+        self,
+        workspace: Workspace,
+        store: Store,
+        run: str,
+        make: Make = call,
+        stands: Mapping[Key, Result] | None = None,
+    ) -> None:
+        """Make a run that has made no step.
+
+        Args:
+            workspace, store, run: its configuration, its store and its id there.
+            make: makes a stage call; the default is a Prefect task or a deployment's run (see `calling`).
+            stands: what stands of the run that it goes on with (see `standing`).
+        """
         self.workspace, self.store, self.run, self._make = workspace, store, run, make
+        self._stands = stands or {}
         self.steps: list[Step] = []
         self.decisions: list[Decision] = []
         self.round = 0
@@ -74,7 +89,12 @@ class PipelineRun:
         self, workspace: Workspace, verb: str, name: str, inputs: dict[str, tuple[Ref, ...]], refresh: bool
     ) -> Result:
         origin = Origin(run=self.run, name=name, round=self.round if "-" in name else None)
-        result = self._make(workspace, verb, inputs, origin=origin, refresh=refresh)
+        stands = None if refresh else self._stands.get(key_of(verb, inputs))
+        if stands is None:
+            result = self._make(workspace, verb, inputs, origin=origin, refresh=refresh)
+        else:
+            result = stands
+            self.store.note_result(self.run, name, result)
         self.steps.append(
             Step(
                 name=name,
@@ -150,7 +170,12 @@ class PipelineRun:
 
 @contextmanager
 def opened(
-    workspace: Workspace, *, stages: Place = "in_process", name: str = "", resumes: str | None = None
+    workspace: Workspace,
+    *,
+    stages: Place = "in_process",
+    name: str = "",
+    resumes: str | None = None,
+    raised: Raised | None = None,
 ) -> Iterator[PipelineRun]:
     """Open a pipeline run for a configuration, by its name or `name`, and close it with how it ended.
 
@@ -159,12 +184,14 @@ def opened(
         stages: where its stages run.
         name: what the run is called; unset is the configuration's name.
         resumes: the past run that it goes on with, by the configuration recorded then.
+        raised: sections of limits that are others than recorded (see `standing`).
     """
     sign()
     reconcile()
     store = Store(workspace.address)
+    check(raised or {}, resumes)
     if resumes is not None:
-        workspace = workspace.recorded(store.run_config(resumes))
+        workspace = workspace.recorded(store.run_config(resumes), raised)
     if stages == "in_process":
         workspace.check()  # elsewhere the stages' own runners are asked
     with recorded(workspace, store, partial(call, stages=stages), name or workspace.config.name, resumes) as made:
@@ -176,8 +203,9 @@ def recorded(
     workspace: Workspace, store: Store, make: Make, name: str, resumes: str | None = None
 ) -> Iterator[PipelineRun]:
     """Open a pipeline run called `name` in the store, whose calls `make` makes, and close it with how it ended."""
+    stands = standing(store, resumes, workspace) if resumes is not None else None
     run = store.open_run(name, workspace.config.model_dump(mode="json"), resumes=resumes)
-    pipeline_run = PipelineRun(workspace, store, run, make)
+    pipeline_run = PipelineRun(workspace, store, run, make, stands)
     try:
         yield pipeline_run
     except (KeyboardInterrupt, SystemExit):

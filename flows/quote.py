@@ -16,7 +16,17 @@ from data_contracts.cost import Frozen
 from data_contracts.errors import ConfigError
 from data_contracts.method import find, name_in
 from data_contracts.records import Decision, Likeness, Plan, Ref, Result, Weighing
-from flows.arms import contest, least_probe, left_out, of_the_kind, sections, share_of, spendable
+from flows.arms import (
+    PROBE_EVALUATIONS,
+    contest,
+    least_probe,
+    left_out,
+    of_the_kind,
+    reading_flops,
+    sections,
+    share_of,
+    spendable,
+)
 from flows.pipeline import first_plan, planned_anew, warmed_up
 from flows.pipeline_run import PipelineRun
 from flows.race import CANNOT_WORK, Tried, likenesses, tried_arm, weigh
@@ -46,7 +56,7 @@ def quote(run: PipelineRun) -> Result:
     made: dict[str, tuple[Ref, ...]] = {}
     if not _room_for_one(config.auto, config, plan, data.refs["pool_tokens"].rows, limit, reading):
         given = {**shared, "plan": planned.ref("plan")}
-        quoted = Quoted(run, arms, plan, limit, likenesses(run, arms, plan, limit, given), 0.0)
+        quoted = Quoted(run, arms, plan, limit, likenesses(run, arms, plan, limit, given))
     else:
         begun = warmed_up(run, data, planned.ref("plan"))
         checkpoint, curves = begun.ref("checkpoint"), begun.ref("curve")
@@ -59,8 +69,9 @@ def quote(run: PipelineRun) -> Result:
         shared |= {"checkpoint": checkpoint, "example_losses": begun.ref("example_losses")}
         given = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
         limit = spendable(decision, plan)
-        least = least_probe(decision, config.auto.least_steps, config.train.evaluations)
-        quoted = Quoted(run, arms, plan, limit, likenesses(run, arms, plan, limit, given), least)
+        least = least_probe(decision, config.auto.least_steps, PROBE_EVALUATIONS)
+        told = likenesses(run, arms, plan, limit, given)
+        quoted = Quoted(run, arms, plan, limit, told, least, reading_flops(decision))
         tried = [] if decision.stops else _probes(run, quoted, given, reading, target)
         made = {"decision": decided.ref("decision")}
         made["curve"] = curves + tuple(ref for item in tried for ref in item.trained.ref("curve"))
@@ -126,7 +137,8 @@ class Quoted:
         arms: the ways of choosing, chance first.
         plan, limit: what there is to spend.
         told: what words tell of an arm, by its name.
-        least: FLOPs of the shortest probe that tells something; 0 where nothing is tried.
+        least, reading: FLOPs of the shortest probe that tells something, and of validating a model; 0 where nothing is
+            tried.
     """
 
     def __init__(
@@ -136,12 +148,13 @@ class Quoted:
         plan: Plan,
         limit: float,
         told: Mapping[str, Likeness],
-        least: float,
+        least: float = 0.0,
+        reading: float = 0.0,
     ) -> None:
         self.config, self.plan, self.limit, self.told = run.config, plan, limit, dict(told)
         self.arms = arms
         auto, named = run.config.auto, run.config.auto.arms
-        held = contest(named, plan, limit, auto, least, told) if named else None
+        held = contest(named, plan, limit, auto, least, told, reading) if named else None
         self.races = held is not None and len(held.arms) > 1
         self.probe = int(max(auto.probe_share * limit, least))
         self.standing = tuple(
@@ -180,7 +193,7 @@ def _tokens(run: PipelineRun, data: Result, split: str) -> int:
 def _room_for_one(auto: AutoConfig, config: Config, plan: Plan, pool_rows: int, limit: float, reading: float) -> bool:
     """Return whether the shortest probe of chance fits, by the plan alone: a step is of rows of mean length."""
     step = plan.micro_batch * plan.accumulation * max(1, plan.workers) * plan.pass_flops / pool_rows
-    least = auto.least_steps * step + min(auto.least_steps, config.train.evaluations) * reading
+    least = auto.least_steps * step + min(auto.least_steps, PROBE_EVALUATIONS) * reading
     return max(auto.probe_share * limit, least) + 2 * reading <= SHARE * limit
 
 

@@ -17,12 +17,14 @@ from data_contracts.cost import Frozen
 from data_contracts.errors import BudgetError, ConfigError, InputError, MethodError
 from data_contracts.records import Decision, Likeness, Plan, Ref, Result, Weighing
 from flows.arms import (
+    PROBE_EVALUATIONS,
     PROBE_VISITS,
     chooses,
     contest,
     first_share,
     least_probe,
     probed_share,
+    reading_flops,
     said,
     sections,
     share_of,
@@ -101,9 +103,9 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     decision = run.read(decided, "decision", Decision)
     limit = spendable(decision, plan)
     shared = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
-    least = least_probe(decision, auto.least_steps, run.config.train.evaluations)
+    least = least_probe(decision, auto.least_steps, PROBE_EVALUATIONS)
     told = likenesses(run, auto.arms, plan, limit, shared)
-    held = contest(auto.arms, plan, limit, auto, least, told)
+    held = contest(auto.arms, plan, limit, auto, least, told, reading_flops(decision))
     for name, likeness in told.items():
         run.notice(f"{name}, by words alone: {said(likeness)}")
     for name, why in held.left_out.items():
@@ -211,7 +213,9 @@ def tried_arm(
         name,
         "train",
         {
-            "train": config.train.model_copy(update={"segment_flops": probe, "epochs": 2 * PROBE_VISITS}),
+            "train": config.train.model_copy(
+                update={"segment_flops": probe, "epochs": 2 * PROBE_VISITS, "evaluations": PROBE_EVALUATIONS}
+            ),
             "govern": config.govern.model_copy(update={"policy": NEVER_ENDS}),
         },
         tokens=shared["pool_tokens"] + shared["target_tokens"],

@@ -40,12 +40,14 @@ class Workspace:
         given = {name: section for name, section in sections.items() if section is not None}
         return replace(self, config=self.config.model_copy(update=given))
 
-    def recorded(self, values: dict[str, Any]) -> Workspace:
+    def recorded(self, values: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]] | None = None) -> Workspace:
         """Return this workspace with the configuration that a past run recorded, its store staying where it is.
 
-        Raises `ConfigError` for one that this version does not take.
+        `others` are settings by section that are put over the recorded ones. Raises `ConfigError` for a configuration
+        that this version does not take.
         """
-        values = {**values, "store": self.config.store.model_dump(mode="json")}
+        over = {name: {**values.get(name, {}), **part} for name, part in (others or {}).items()}
+        values = {**values, **over, "store": self.config.store.model_dump(mode="json")}
         return replace(self, config=parse(values, "the configuration that the run recorded"))
 
     def check(self) -> Workspace:

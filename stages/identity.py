@@ -185,8 +185,8 @@ def identity_of(
         external: the config slice with content digests in place of paths.
         inputs: references by name; their digests count, in the order given, not the runs that made them.
         workers: data-parallel world size; 0 is in this process.
-        descent: of a stage that reads the ledger, identities of all that the inputs descend from: the same bytes can
-            have cost more or less.
+        descent: of a stage that reads the ledger, what was made by all that the inputs descend from: the same bytes
+            can have cost more or less.
 
     Raises `CanonicalError` where `external` holds a value without a canonical form.
     """

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from data_contracts.canonical import digest_of
 from data_contracts.cost import Frozen
 from data_contracts.errors import ArtifactError, ConfigError
 from data_contracts.ledger import Entry, Ledger
@@ -127,8 +128,8 @@ class Reader:
         return Ledger.fold(entries)
 
     def descent(self, refs: Iterable[Ref]) -> tuple[str, ...]:
-        """Return the identities of all work that `refs` descend from, sorted, each once."""
-        return tuple(sorted({entry.identity for entry in self._descent(refs)}))
+        """Return what was made by all work that `refs` descend from: stages and contents, sorted, each once."""
+        return tuple(sorted({f"{entry.stage} {entry.content}" for entry in self._descent(refs)}))
 
     def _descent(self, refs: Iterable[Ref]) -> list[Entry]:
         entries: list[Entry] = []
@@ -139,7 +140,8 @@ class Reader:
                 continue
             seen.add(run)
             manifest = self.read_manifest(run)
-            entries.append(Entry(manifest.identity, run, manifest.stage, manifest.costs))
+            made = digest_of(sorted(output.ref.digest for output in manifest.outputs.values()))
+            entries.append(Entry(manifest.identity, run, manifest.stage, manifest.costs, content=made))
             waiting.extend(ref.run for given in manifest.inputs.values() for ref in given)
         return entries
 

@@ -7,7 +7,7 @@ tells what this run did, what it cost and where to look.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,13 +33,16 @@ def run(
     execute(config, outcome)
 
 
-def execute(config: Path, report: Path | None = None, *, resumes: str | None = None) -> Outcome:
+def execute(
+    config: Path, report: Path | None = None, *, resumes: str | None = None, raised: dict[str, Any] | None = None
+) -> Outcome:
     """Run the pipeline of `config`, show its progress and its summary, and return its outcome.
 
     Args:
         config: the configuration file.
         report: where the outcome is written as JSON; unset is nowhere.
         resumes: the past run to go on with, by the configuration that it recorded.
+        raised: sections of limits that it goes on with where they are others than recorded.
 
     Raises `ConfigError` before anything starts, and whatever a stage refuses.
     """
@@ -58,7 +61,7 @@ def execute(config: Path, report: Path | None = None, *, resumes: str | None = N
         REPORTER.set(screen())
         Store(workspace.address)  # brings its database up to date
     with server_answers("see that it runs; `lazytrain resume` goes on from what was committed"):
-        outcome: Outcome = pipeline(str(workspace.file), resumes=resumes)
+        outcome: Outcome = pipeline(str(workspace.file), resumes=resumes, raised=raised)
     show_outcome(outcome, workspace)
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)

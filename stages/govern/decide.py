@@ -4,6 +4,7 @@ What may still be spent is the budget minus the ledger, minus a share kept for t
 seconds or money are turned into FLOPs at the rate at which training has spent them so far, so that one number is
 compared, and the one that binds is named. Each remaining round gets an equal share, and there are no more rounds than
 affordable ones. Before the first scoring its cost is taken to be that of one training pass over the pool, as planned.
+A policy that has seen enough closes: the last segment is a decay alone, no longer than `CLOSING` of what was trained.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from stages.governor.state import State
 
 TRAINING = ("warm_up", "train")
 CHOOSING = ("score", "select")
+CLOSING = 0.15
+"""Of the FLOPs trained so far: the closing decay, as after a constant rate (Hägele et al. 2024, arXiv 2405.18392)."""
 
 
 class Settings(Protocol):
@@ -85,7 +88,9 @@ def decide(
     open_ = BETWEEN
     if choosing is not None and spendable is not None and 2 * choosing > spendable:
         open_ -= {"reselect"}  # choosing anew would take more than half of what is left: what was chosen stands
-    choice = _choose(govern, state, remaining.model_copy(update={"flops": spendable}), round_, rounds_left, open_)
+    choice, closes = _choose(
+        govern, state, remaining.model_copy(update={"flops": spendable}), round_, rounds_left, open_
+    )
     numbers: dict[str, Number] = {
         **choice.numbers,
         "spent_flops": spent.total.flops,
@@ -102,12 +107,16 @@ def decide(
         expected = plan.pass_flops if choosing is None else choosing
         numbers["choosing_expected_flops"] = expected
         share = max(least, (spendable - min(expected, spendable // 2)) // rounds_left)
+    if closes:
+        decay = max(least, int(CLOSING * state.flops))
+        share = decay if share is None else min(share, decay)
     best = state.best
     decision = Decision(
         action=choice.action,
         reason=choice.reason,
         round=round_,
         replans=round_ == 0 and choice.action != "stop",
+        closes=closes,
         best=checkpoints[best.segment].digest if best else None,
         best_step=best.step if best else None,
         best_loss=state.shown(best.loss) if best else None,
@@ -122,18 +131,24 @@ def decide(
 
 def _choose(
     govern: GovernConfig, state: State, remaining: Budget, round_: int, rounds_left: int, open_: frozenset[str]
-) -> Choice:
-    """Ask the policy for one of the actions `open_`, or of those that the number of rounds leaves."""
+) -> tuple[Choice, bool]:
+    """Ask the policy for one of the actions `open_`, or of those that the number of rounds leaves.
+
+    Returns its choice, and whether that closes: it has seen enough of these data, whatever rounds are left.
+    """
     policy = resolve(Policy, govern.policy, "govern.policy")
     if rounds_left == 0:
         used = round_ >= govern.rounds
         short = "the budget is used up: less is left than a step and its evaluation cost"
         reason = f"all {govern.rounds} round(s) are used" if used else short
-        return Choice(action="stop", reason=reason, numbers=evidence(state))
-    if rounds_left == 1 and round_ > 0:
-        choice = policy.decide(state, remaining, frozenset({"anneal", "stop"}))
-        return choice.model_copy(update={"reason": f"the last round that fits: {choice.reason}"})
-    return policy.decide(state, remaining, open_)
+        return Choice(action="stop", reason=reason, numbers=evidence(state)), False
+    if rounds_left > 1 or round_ == 0:
+        choice = policy.decide(state, remaining, open_)
+        return choice, choice.action == "anneal"
+    choice = policy.decide(state, remaining, frozenset({"anneal", "stop"}))
+    goes_on = policy.decide(state, remaining, frozenset({"continue", "anneal", "stop"})).action == "continue"
+    told = choice.model_copy(update={"reason": f"the last round that fits: {choice.reason}"})
+    return told, choice.action == "anneal" and not goes_on
 
 
 def _step_flops(state: State) -> list[int]:

@@ -3,7 +3,9 @@
 A run's loss is taken to fall as L(C) = E + a·C^−b, so its marginal gain G(C) = a·b·C^−(b+1) only falls. One run at a
 price of λ nats a FLOP stops where G = λ. Several share a budget best where all that take something have the same G,
 the price of the budget (water-filling; the Karush–Kuhn–Tucker conditions of a separable convex problem). Exact: a
-root in one unknown. Where a and b come from is left to `law.py` and `curve_bank.py`. Shape: R runs.
+root in one unknown. A run's law may be many draws of (a, b), as a bootstrap gives them: G is then their mean, which
+only falls too, and the expected loss is lowest. Where a and b come from is left to `curve_bank.py`. Shapes: R runs, B
+draws.
 """
 
 from __future__ import annotations
@@ -14,11 +16,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import brentq
+from scipy.special import logsumexp
 
 from data_contracts.errors import InputError
 
 LARGEST = 700.0
 """Logarithm from which a gain counts as infinite."""
+SAME = 1e-9
+"""Difference of logarithms below which the draws of a law are one."""
+
+Draws = float | np.ndarray
 
 
 def marginal(a: float, b: float, flops: float) -> float:
@@ -38,6 +45,43 @@ def cheapest(a: float, b: float, price: float) -> float:
 
 
 @dataclass(frozen=True)
+class Falling:
+    """The marginal gain of one run, from draws of its law; those of a flat curve (a = 0) gain nothing.
+
+    Args:
+        log_ab_B, power_B: ln(a·b) and b + 1 of the draws that fall.
+        log_part: ln of their share of all draws.
+    """
+
+    log_ab_B: np.ndarray
+    power_B: np.ndarray
+    log_part: float
+
+    @classmethod
+    def of(cls, a: Draws, b: Draws) -> Falling:
+        """Return the gain of a law or of draws of it. Raises `InputError` where none falls, or one is out of range."""
+        a_B, b_B = np.broadcast_arrays(np.atleast_1d(np.asarray(a, float)), np.atleast_1d(np.asarray(b, float)))
+        if not ((a_B >= 0).all() and (a_B > 0).any() and (b_B > 0).all()):
+            raise InputError("a and b above 0", f"{a}, {b}", "fit again")
+        falls_B = a_B > 0
+        log_ab_B = np.log(a_B[falls_B]) + np.log(b_B[falls_B])
+        return cls(log_ab_B, b_B[falls_B] + 1, math.log(falls_B.mean()))
+
+    def log_gain(self, log_flops: float) -> float:
+        """Return ln G at ln C."""
+        log_B = self.log_ab_B - self.power_B * log_flops
+        return self.log_part + float(logsumexp(log_B)) - math.log(len(log_B))
+
+    def log_flops(self, log_price: float) -> float:
+        """Return ln C where ln G has fallen to `log_price`: between the places where each draw's alone has."""
+        each_B = (self.log_ab_B + self.log_part - log_price) / self.power_B
+        low, high = float(each_B.min()), float(each_B.max())
+        if high - low < SAME:
+            return low
+        return float(brentq(lambda x: self.log_gain(x) - log_price, low - SAME, high + SAME, xtol=1e-13))
+
+
+@dataclass(frozen=True)
 class Shares:
     """What each run gets.
 
@@ -51,8 +95,8 @@ class Shares:
 
 
 def share(
-    a_R: Sequence[float],
-    b_R: Sequence[float],
+    a_R: Sequence[Draws],
+    b_R: Sequence[Draws],
     budget: float,
     *,
     spent_R: Sequence[float] | None = None,
@@ -61,33 +105,32 @@ def share(
     """Return the shares of `budget` that make the sum of all losses lowest.
 
     Args:
-        a_R, b_R: of each run's law, above 0. A weight of a run's loss is a factor of its a.
+        a_R, b_R: of each run's law, above 0, or draws of it, (B,) each. A weight of a run's loss is a factor of its a.
         budget: FLOPs to share, above 0.
         spent_R: FLOPs that each run has had already; a run that is far along may get nothing. Default: 0.
         most_R: most FLOPs that each may get. Default: no limit.
 
     Raises `InputError` where a number is out of its range or the lists differ in length.
     """
-    a, b = np.asarray(a_R, dtype=np.float64), np.asarray(b_R, dtype=np.float64)
-    spent = np.zeros_like(a) if spent_R is None else np.asarray(spent_R, dtype=np.float64)
-    most = np.full_like(a, np.inf) if most_R is None else np.asarray(most_R, dtype=np.float64)
-    if not (len(a) and a.shape == b.shape == spent.shape == most.shape):
-        raise InputError("one a, b, spent and most a run", f"{len(a)}, {len(b)}, {len(spent)}, {len(most)}", "fill up")
-    if not ((a > 0).all() and (b > 0).all() and (spent >= 0).all() and (most >= 0).all() and budget > 0):
-        raise InputError(
-            "a, b and the budget above 0, spent and most not below", f"{a}, {b}, {budget}, {spent}, {most}", "fit again"
-        )
+    spent = np.zeros(len(a_R)) if spent_R is None else np.asarray(spent_R, dtype=np.float64)
+    most = np.full(len(a_R), np.inf) if most_R is None else np.asarray(most_R, dtype=np.float64)
+    if not (len(a_R) and len(a_R) == len(b_R) == len(spent) == len(most)):
+        counts = f"{len(a_R)}, {len(b_R)}, {len(spent)}, {len(most)}"
+        raise InputError("one a, b, spent and most a run", counts, "fill up")
+    if not ((spent >= 0).all() and (most >= 0).all() and budget > 0):
+        raise InputError("a budget above 0, spent and most not below", f"{budget}, {spent}, {most}", "fit again")
+    laws = [Falling.of(a, b) for a, b in zip(a_R, b_R, strict=True)]
     if most.sum() <= budget:
         return Shares(most, 0.0)
-    log_ab = np.log(a * b)
 
     def wanted(log_price: float) -> np.ndarray:
         """FLOPs that each run takes at a price: up to where its marginal gain has fallen to it."""
-        return np.clip(np.exp((log_ab - log_price) / (b + 1)) - spent, 0.0, most)
+        log_R = np.array([law.log_flops(log_price) for law in laws])
+        return np.clip(np.exp(np.minimum(log_R, LARGEST)) - spent, 0.0, most)
 
     # at `low` each run takes all it may of the whole budget, at `high` none takes more than an equal part of it
-    low = float((log_ab - (b + 1) * np.log(spent + budget)).min())
-    high = float((log_ab - (b + 1) * np.log(spent + budget / len(a))).max())
+    low = min(law.log_gain(x) for law, x in zip(laws, np.log(spent + budget), strict=True))
+    high = max(law.log_gain(x) for law, x in zip(laws, np.log(spent + budget / len(laws)), strict=True))
     root = (
         low if low == high else brentq(lambda x: float(wanted(x).sum()) - budget, low - 1e-9, high + 1e-9, xtol=1e-13)
     )

@@ -84,6 +84,13 @@ class FittedCurve:
         phi_T = np.concatenate([shape.at(x_1, t)[0] for shape, t in zip(self.shapes, self.theta, strict=True)])
         return np.asarray(self.floor_B + self.size_B * phi_T[self.cell_B])
 
+    def powers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (E, a, b), (B,) each, of the draws e + a·x^−b in FLOPs; only of a fit of the shape `pow3` alone."""
+        if self.shapes != (BANK["pow3"],):
+            raise TypeError("a bank of other shapes has no exponent: fit it with shapes=('pow3',)")
+        b_B = np.exp(self.theta[0][self.cell_B, 0])
+        return self.floor_B, self.size_B * self.unit**b_B, b_B
+
     def gain(self, now: float, then: float, level: float = 0.8) -> tuple[float, float, float]:
         """Return (median, low, high) of the loss that going from `now` to `then` takes off, nats, never below 0."""
         drop_B = self.loss(now) - self.loss(then)

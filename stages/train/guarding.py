@@ -1,7 +1,7 @@
 """Carries out what the guard decides: limits of a step, what the step showed, an earlier state put back.
 
-The ring of earlier states is the resume snapshots themselves, on disk: the segment's start and the last ones that were
-taken out of trouble. So it costs no memory, nothing is written that would not be, but for the start, and a resumed
+The ring of earlier states is on disk: the segment's start and the last resume snapshots that were taken out of trouble.
+So it costs no memory, nothing is written that would not be, but for a start that no checkpoint holds, and a resumed
 segment finds the same states. Rows and steps go on where they are; what is put back are weights and optimizer.
 """
 

@@ -41,6 +41,7 @@ class Job(Frozen):
     direction: Literal["minimise", "maximise"] = "minimise"
     cause: Literal["warm_up", "train"] = "train"
     anneals: bool = Field(False, description="Whether the segment's end decays the learning rate.")
+    closes: bool = Field(False, description="Whether the decay lasts the whole segment.")
     evaluate_start: bool = Field(False, description="Whether the model is evaluated before the first step.")
     segment_flops: int | None = Field(None, ge=0, description="Most that the segment may spend, evaluation included.")
     remaining: Budget = Budget()

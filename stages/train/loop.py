@@ -76,13 +76,14 @@ class _Segment:
         self.meter = self.optimizer.price(self.taken) if self.first else None
         torch.manual_seed(job.torch_seed + 1 + group.rank)
         self.best = Best(job.home, job.pin)
-        self.snapshots = Snapshots(job.home / SNAPSHOTS, job.digest)
+        self.snapshots = Snapshots(job.home / SNAPSHOTS, job.digest, self.start.beginning)
         found = self.snapshots.latest()
         if found is None:
             self.planned = self._plan_steps()
             schedule = self.start.schedule
             if job.anneals:
-                schedule = schedule.annealing(0, self.planned, train.decay_share)
+                share = 1.0 if job.closes else train.decay_share
+                schedule = schedule.annealing(0, self.planned, share, self.start.run_step)
             self.at = Position(self.planned, schedule.state(), guard=self.start.guard)
         else:
             self.planned, self.at = int(found.state["planned"]), Position(**found.state["position"])
@@ -131,8 +132,8 @@ class _Segment:
 
     def run(self) -> None:
         at = self.at
-        if self.fresh and self.guarding.guard:
-            self._snapshot()  # what the guard can go back to before the first one is due
+        if self.fresh and self.guarding.guard:  # what it can go back to before the first snapshot is due
+            self.guarding.keep() if self.snapshots.beginning else self._snapshot()
         if at.step == 0 and self.job.evaluate_start:
             loss = self._evaluate()
             at.before = stated(self.start.run_step, loss)

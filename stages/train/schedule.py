@@ -43,9 +43,15 @@ class Schedule:
     decay_from: int | None = None
     decay_steps: int = 0
 
-    def annealing(self, start: int, steps: int, share: float) -> Schedule:
-        """Return the schedule that decays over the last `share` of `steps` steps, at the earliest from step `start`."""
-        length = max(1, min(math.ceil(share * steps), steps - start))
+    def annealing(self, start: int, steps: int, share: float, before: int = 0) -> Schedule:
+        """Return the schedule that decays over the last `share` of a run's steps, at the earliest from step `start`.
+
+        Args:
+            start, steps: of the segment, the run's last.
+            share: of the steps of the run at the segment's end.
+            before: steps of the run before the segment.
+        """
+        length = max(1, min(math.ceil(share * (before + steps)), steps - start))
         return Schedule(self.peak, self.warmup_steps, self.shape, steps - length, length)
 
     def decaying_now(self, start: int, steps: int, share: float) -> tuple[Schedule, int]:

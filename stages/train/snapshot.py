@@ -23,6 +23,7 @@ from torch import Tensor
 
 from stages.model.shards import own
 from stages.technique.optimizer import Optimizer
+from stages.train.beginning import Beginning
 from stages.workers.group import Group
 
 STATE, TENSORS = "state.json", "tensors.safetensors"
@@ -77,10 +78,11 @@ class Snapshots:
     Args:
         home: the folder they lie in.
         digest: of the work; only its own snapshots are found.
+        beginning: the state of step 0 where it lies on disk already.
     """
 
-    def __init__(self, home: Path, digest: str) -> None:
-        self._home, self._digest = home, digest
+    def __init__(self, home: Path, digest: str, beginning: Beginning | None = None) -> None:
+        self._home, self._digest, self.beginning = home, digest, beginning
 
     def latest(self) -> Snapshot | None:
         """Return the newest readable snapshot of this work, or None."""
@@ -96,8 +98,10 @@ class Snapshots:
                 return Snapshot(folder, state)
         return None
 
-    def at(self, step: int) -> Snapshot:
-        """Return the snapshot of a step that is kept."""
+    def at(self, step: int) -> Snapshot | Beginning:
+        """Return the state of a step that is kept."""
+        if step == 0 and self.beginning is not None:
+            return self.beginning
         folder = self._home / f"{step:09d}"
         return Snapshot(folder, json.loads((folder / STATE).read_text(encoding="utf-8")))
 

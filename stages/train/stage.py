@@ -7,7 +7,8 @@ What to train on, how it fits and whether to go on are decided by other stages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from data_contracts.arrow import TABLE_FILE
 from data_contracts.config import GovernConfig, TrainConfig
@@ -51,6 +52,10 @@ class Train(Stage[TrainSlice]):
     }
     optional: ClassVar[frozenset[str]] = frozenset({"example_influence", "example_choices"})
 
+    def external(self, config: TrainSlice, root: Path) -> dict[str, Any]:
+        """Return the slice without what decisions alone read of `govern`: the same segment has the same identity."""
+        return config.model_dump(mode="json", exclude={"govern": {"rounds", "evaluation_share"}})
+
     def methods(self, config: TrainSlice) -> Iterable[tuple[type[Method], str]]:
         """Name the policy and the batch selector, and every technique: the plan, an input, decides which is used."""
         from stages.governor.policy import Policy
@@ -91,6 +96,7 @@ class Train(Stage[TrainSlice]):
             metric=config.govern.metric,
             direction=direction_of(config.govern.metric, config.govern.direction),
             anneals=decision is not None and decision.anneals,
+            closes=decision is not None and decision.closes,
             segment_flops=least(decision.segment_flops if decision else None, config.train.segment_flops),
             **({"remaining": decision.remaining} if decision else {}),
             order_seed=work.seed("train", "order"),

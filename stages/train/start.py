@@ -25,6 +25,7 @@ from stages.technique.fake import fake_model
 from stages.technique.frozen import halve_frozen
 from stages.technique.optimizer import Optimizer, named_moments
 from stages.technique.recompute import blocks_of, recompute
+from stages.train.beginning import Beginning
 from stages.train.job import Job
 from stages.train.schedule import Schedule
 
@@ -45,6 +46,8 @@ class Start:
     """The evaluation of the checkpoint started from: step, loss, se."""
     guard: dict[str, Any]
     """The guard's state at a segment's start; what it knew of the last one's losses is left out."""
+    beginning: Beginning | None = None
+    """Where this state lies on disk already."""
 
 
 def prepare(job: Job, device: str) -> Start:
@@ -92,14 +95,17 @@ def prepare(job: Job, device: str) -> Start:
     optimizer = technique.optimizer(model, job.train, peak, job.torch_seed, job.plan.optimizer_states)
     if job.plan.sharded:
         optimizer.priced_as(_passes(job, technique))
-    if found is not None:
+    beginning = None
+    if found is not None and job.places.checkpoint is not None:
         optimizer.restore(trainer["optimizer"], found.state | named_moments(found.moments))
+        if not (technique.packs or job.plan.sharded):
+            beginning = Beginning.of(Path(job.places.checkpoint), optimizer)
     step = int(trainer.get("run_step", trainer.get("step", 0)))
     schedule = Schedule(peak, job.train.warmup_steps, job.train.decay)
     guard = trainer.get("guard", {}) if job.train.guard else {}
     tokens, validation = int(trainer.get("tokens", 0)), trainer.get("validation")
     visited = dict(trainer.get("visited", {}))
-    return Start(model, optimizer, settings, schedule, step, tokens, visited, validation, guard)
+    return Start(model, optimizer, settings, schedule, step, tokens, visited, validation, guard, beginning)
 
 
 def _refuse_sharding(job: Job, technique: Technique) -> None:

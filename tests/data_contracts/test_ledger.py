@@ -49,6 +49,16 @@ def test_sums_by_stage_by_cause_and_in_total_agree_with_plain_addition(given_ent
         assert cost.flops == sum(e.costs[cause].flops for e in given_entries if cause in e.costs)
 
 
+def test_work_of_a_stage_that_made_the_same_by_another_identity_counts_once() -> None:
+    cost = {"train": Cost(flops=7)}
+    same = [Entry(identity, identity, "train", cost, content="x") for identity in "ab"]
+    other = Entry("c", "c", "train", cost, content="y")
+    elsewhere = Entry("d", "d", "score", cost, content="x")
+    lost = Entry("a", "l", "train", cost, lost=True)
+    assert Ledger.fold(same).total.flops == 7
+    assert Ledger.fold([*same, other, elsewhere, lost]).total.flops == 4 * 7
+
+
 @given(entries())
 def test_money_is_seconds_at_the_price_of_each_stages_hour_and_changes_nothing_else(given_entries: list[Entry]) -> None:
     ledger = Ledger.fold(given_entries)

@@ -23,6 +23,7 @@ from flows.arms import (
     probed_share,
     sections,
     share_of,
+    trying,
 )
 from flows.calling import call_directly
 from flows.pipeline import trained
@@ -54,6 +55,7 @@ def raced(tmp_path_factory, shared):
         auto={
             "arms": ["random", ARMS["bm25"] | {"kind": 0.5}, CANNOT_WORK, ARMS["influence"] | {"kind": 0.5}],
             "probe_share": 0.08,
+            "most_probes": 1.0,
             "least_steps": 1,
             "confidence": 0.9,
             "sample": 0.4,
@@ -249,6 +251,16 @@ def test_a_dear_arm_that_can_be_tried_is_raced_against_a_sure_one():
     held = contest(auto.arms, plan_of(1000), 700.0, auto, 1.0, told)  # its price is above half
     assert [arm.name for arm in held.arms] == ["bm25"]
     assert list(held.left_out) == ["cascade"]
+
+
+def test_an_arm_is_dear_to_try_too_and_where_all_would_take_too_much_nothing_is_tried():
+    auto, plan = AutoConfig(arms=("random", "bm25", "cascade"), probe_share=0.01), plan_of(1000)
+    three = 3 * 30 + 0.2 * 0.4 * 1000 + 4 * 20  # probes, a sample's scores, the start and three ends read
+    assert trying(auto.arms, 30.0, plan, auto, 20.0) == three
+    for limit, tried in ((5 * three + 1, 3), (5 * three - 1, 2), (5 * (2 * 30 + 3 * 20) - 1, 1)):
+        held = contest(auto.arms, plan, limit, auto, 30.0, {}, 20.0)
+        assert len(held.arms) == tried
+        assert ("cascade" in held.left_out) == (tried < 3)
 
 
 def test_where_every_arm_takes_the_whole_pool_there_is_nothing_to_race_for():

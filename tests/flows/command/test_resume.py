@@ -76,3 +76,12 @@ def test_what_a_run_resumes_is_remembered(workspace: Workspace) -> None:
     store.close_run(run, "FINISHED")
     rows = {row.run: row.resumes for row in store.runs()}
     assert rows == {run: past, past: ""}
+
+
+def test_a_finished_run_goes_on_under_a_limit_that_is_valid_and_may_be_raised(workspace: Workspace) -> None:
+    run = record(workspace, "FINISHED")
+    assert resumable(workspace, run, {"budget": {"flops": 5e15}}) == run
+    with pytest.raises(ConfigError, match=r"select\.fraction"):
+        resumable(workspace, run, {"select": {"fraction": 1.0}})
+    with pytest.raises(ConfigError, match="limits nothing"):
+        resumable(workspace, run, {"budget": {"money": 5}})

@@ -127,6 +127,24 @@ def test_the_last_round_anneals_and_then_the_run_stops(tmp_path):
     assert third.segment_flops is None
 
 
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_policy_that_has_seen_enough_closes_with_a_decay_alone_whatever_rounds_are_left(tmp_path, rounds):
+    first, _ = govern(tmp_path / "a", [WARMUP], rounds=rounds, policy=PATIENT)
+    spent = ledger(warm_up=2 * FLOPS, train=40 * FLOPS)
+    worse = segment([2.0] + [2.1] * 38, start=20)
+    wants_more, _ = govern(tmp_path / "b", [WARMUP, worse], first, spent, rounds=rounds, policy=PATIENT)
+    assert not wants_more.closes
+    impatient = {"method": "patience", "patience": 3}
+    closing, _ = govern(tmp_path / "c", [WARMUP, worse], first, spent, rounds=rounds, policy=impatient)
+    assert (closing.action, closing.closes) == ("anneal", True)
+    assert closing.segment_flops == 15 * (len(WARMUP) + len(worse)) * FLOPS // 100
+    unlimited, _ = govern(tmp_path / "d", [WARMUP, worse], first, spent, {}, rounds=rounds, policy=impatient)
+    assert unlimited.segment_flops == closing.segment_flops
+    late = ledger(warm_up=2 * FLOPS, train=90 * FLOPS)
+    short, _ = govern(tmp_path / "e", [WARMUP, worse], first, late, rounds=rounds, policy=impatient)
+    assert short.segment_flops == (100 - 92 - 5) * FLOPS  # no more than is left
+
+
 def test_a_segment_that_got_worse_leaves_the_best_checkpoint_with_the_one_before(tmp_path):
     first, _ = govern(tmp_path / "a", [WARMUP])
     decision, _ = govern(tmp_path / "b", [WARMUP, segment([3.6, 3.9, 4.4, 5.0], start=20)], first)

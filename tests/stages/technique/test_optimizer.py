@@ -11,10 +11,14 @@ import torch
 
 from data_contracts.config import TrainConfig
 from stages.meter.flops import FlopCounter
+from stages.model.checkpoint import load_checkpoint, save_checkpoint
 from stages.plan.estimate import Estimator
 from stages.plan.trace import Shape, trace_flops, trace_step
 from stages.technique.bounds import Bounds
-from tests.stages.technique.setting import life, pinned, put_back, started, technique, windows
+from stages.technique.optimizer import named_moments
+from stages.train.beginning import Beginning
+from stages.workers.group import Group
+from tests.stages.technique.setting import TRAIN, life, pinned, put_back, started, technique, windows
 
 SETTINGS = [
     {"method": "full"},
@@ -85,6 +89,40 @@ def test_a_life_interrupted_after_any_window_ends_in_the_same_bytes(pin, tmp_pat
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
 def test_an_earlier_state_put_back_into_a_living_optimizer_leaves_nothing_of_what_came_after(pin, tmp_path, settings):
     put_back(technique(**settings), pin, tmp_path)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
+def test_a_checkpoint_put_back_into_a_living_optimizer_is_the_state_that_a_segment_begins_with(pin, tmp_path, settings):
+    """Where it holds that state: not of adapters, numbers, packed layers and heads beside the model."""
+    method, stream = technique(**settings), windows(6)
+    trained = started(method, pin)
+    for window in stream[:3]:
+        trained.step(window, 1e-2, clip=1.0)
+    trainer = {"technique": settings, "optimizer": trained.plain()}
+    save_checkpoint(tmp_path / "saved", trained.model, pin, {}, trainer, trained.tensors())
+
+    def begun():
+        found = load_checkpoint(tmp_path / "saved", pin)
+        model = found.model if hasattr(found.model, "peft_config") else method.wrap(found.model)
+        optimizer = method.optimizer(model.train(), TRAIN, 1e-2, 99)
+        optimizer.restore(trainer["optimizer"], found.state | named_moments(found.moments))
+        return optimizer
+
+    living, fresh = begun(), begun()
+    beginning = Beginning.of(tmp_path / "saved", living)
+    apart = method.packs or settings["method"] in ("lora", "qlora", "lopt")
+    if beginning is None or apart:
+        assert apart
+        return
+    for window in stream[3:5]:
+        living.step(window, 1e-2, clip=1.0)
+    beginning.put(living, Group())
+    for each in (living, fresh):
+        each.step(stream[5], 1e-2, clip=1.0)
+    assert living.plain() == fresh.plain()
+    state, held = living.model.state_dict(), living.held()
+    assert all(torch.equal(state[name], value) for name, value in fresh.model.state_dict().items())
+    assert all(torch.equal(held[name], value) for name, value in fresh.held().items())
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)

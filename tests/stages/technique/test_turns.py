@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from benchmarks.memory import measured
 from data_contracts.config import TrainConfig
+from stages.plan.estimate import Estimator
+from stages.plan.trace import Shape
+from stages.technique import offload
 from stages.technique.blocks import all_blocks, size_of
 from stages.technique.step import optimizer_step, trainable
-from tests.stages.technique.setting import llama, technique, windows
+from tests.stages.technique.setting import llama, pinned, technique, windows
 from tests.stages.train.small import llama as small
 
 
-def begun(method, layers=3, **settings):
+def begun(method, depth=3, **settings):
     chosen = technique(method, **settings)
-    return chosen.optimizer(chosen.wrap(llama(layers)).train(), TrainConfig(), 1e-2, 5)
+    return chosen.optimizer(chosen.wrap(llama(depth)).train(), TrainConfig(), 1e-2, 5)
 
 
 def place(name):
@@ -62,6 +67,30 @@ def test_hift_is_adamw_on_each_group_with_moments_that_are_not_forgotten():
     for name, value in ours.model.state_dict().items():
         torch.testing.assert_close(value, theirs.state_dict()[name], rtol=1e-5, atol=1e-6)
     assert ours.plain()["counts"] == [2] * 4
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_hifts_device_holds_moments_of_one_group_alone_and_main_memory_those_of_all(layers):
+    """Of k groups of layers 1/k of what AdamW over all of them holds; the norm is the highest one's."""
+    optimizer = begun("hift", depth=4, layers=layers)
+    weights = [size_of(block) for block in optimizer.blocks]
+    norm = llama(4).model.norm.weight.numel()
+    assert [*weights[1:-1], weights[-1] - norm] == [(sum(weights[1:]) - norm) * layers // 4] * (4 // layers)
+    for window in windows(2 * len(weights)):
+        optimizer.step(window, 1e-3, clip=1.0)
+        live = [item for state in optimizer.adamw.state.values() for item in state.values() if item.numel() > 1]
+        assert sum(item.nbytes for item in live) == 8 * weights[optimizer.block]
+    assert sum(value.nbytes for value in optimizer.tensors().values()) == 8 * sum(weights)
+
+
+@pytest.mark.parametrize(("method", "layers"), [("hift", 1), ("hift", 2), ("badam", 2)])
+def test_a_real_step_takes_the_bytes_that_are_planned(tmp_path, monkeypatch, method, layers):
+    monkeypatch.setattr(offload, "room", offload.room)  # the benchmark puts its own there
+    pin = pinned(tmp_path / "five", 5, 64)
+    shape = Shape(technique(method, layers=layers), "float32", 24, 10, False)
+    phases = Estimator(pin, TrainConfig(), "cpu").phases(shape, 3, 2)
+    planned = max(phase.total - phase.process for name, phase in phases.items() if name != "load")
+    assert abs(planned - measured(pin, shape, 3, 2, ())["bytes"]) <= 512
 
 
 def test_hifts_rate_changes_once_a_cycle():

@@ -13,6 +13,7 @@ import torch
 from data_contracts.config import GovernConfig, GuardConfig, TrainConfig
 from stages.model.checkpoint import load_merged
 from stages.train import loop
+from stages.train.beginning import Beginning
 from stages.train.guard import Guard, Seen, handed_on
 from stages.train.guarding import Guarding
 from stages.train.position import Position
@@ -206,9 +207,10 @@ def slice_of(**train) -> TrainSlice:
     return TrainSlice(seed=3, train=TrainConfig(**settings), govern=GovernConfig(policy={"method": "patience"}))
 
 
-def run(folder, house, **train):
+def run(folder, house, checkpoint=None, **train):
     work = work_for(STAGE, folder, seed=3)
-    summary = STAGE.run(slice_of(**train), house.inputs(), work)
+    more = {} if checkpoint is None else {"checkpoint": checkpoint}
+    summary = STAGE.run(slice_of(**train), house.inputs(**more), work)
     return summary, work, {name: work.artifact(name).ref.digest for name in sorted(work.opened)}
 
 
@@ -247,16 +249,50 @@ def test_a_rate_far_too_large_is_gone_back_from_and_a_killed_segment_does_the_sa
     assert any("learning rate" in notice for notice in work.notices)
     _, plain, _ = run(tmp_path / "plain", house, guard=None, **wild)
     assert curve[-1]["validation_loss"] < plain.rows("curve")[-1]["validation_loss"]
+    with monkeypatch.context() as patched:
+        patched.setattr(loop._Segment, "_step", dying_at(first["step"] + 4))
+        with pytest.raises(Killed):
+            run(tmp_path / "killed", house, **wild)
+    assert run(tmp_path / "killed", house, **wild)[2] == expected
+
+
+def dying_at(step):
     real, made = loop._Segment._step, []
 
     def dying(self):
         made.append(1)
-        if len(made) == first["step"] + 4:
+        if len(made) == step:
             raise Killed
         real(self)
 
-    monkeypatch.setattr(loop._Segment, "_step", dying)
-    with pytest.raises(Killed):
-        run(tmp_path / "killed", house, **wild)
-    monkeypatch.undo()
+    return dying
+
+
+def test_the_state_of_a_checkpoint_that_a_segment_began_with_is_gone_back_to_and_not_written_again(
+    tmp_path, monkeypatch
+):
+    house, written, real = House(tmp_path / "house", rows=32), [], Snapshots.write
+
+    def noted(self, step, *args, **more):
+        written.append(step)
+        real(self, step, *args, **more)
+
+    monkeypatch.setattr(Snapshots, "write", noted)
+    start = run(tmp_path / "first", house)[1].artifact("checkpoint")
+    assert written == [0, 4]
+    wild = {"learning_rate": 2.0, "checkpoint": start}
+    written.clear()
+    _, work, expected = run(tmp_path / "whole", house, **wild)
+    assert written == [4]
+    actions = [row["guard_action"] for row in work.rows("curve")]
+    assert any(action == "back to step 8" for action in actions)
+    with monkeypatch.context() as patched:
+        patched.setattr(Beginning, "of", lambda *_: None)
+        written.clear()
+        assert run(tmp_path / "apart", house, **wild)[2] == expected  # from a snapshot of its own
+        assert written == [0, 4]
+    with monkeypatch.context() as patched:
+        patched.setattr(loop._Segment, "_step", dying_at(6))
+        with pytest.raises(Killed):
+            run(tmp_path / "killed", house, **wild)
     assert run(tmp_path / "killed", house, **wild)[2] == expected

@@ -43,6 +43,12 @@ def test_an_annealing_segment_decays_over_its_last_share(shape, expected):
     assert schedule.at(10, 110)[0] == pytest.approx(0, abs=1e-15)
 
 
+def test_the_decay_is_a_share_of_the_run_and_no_longer_than_its_last_segment():
+    plain = Schedule(1.0, 0, "linear")
+    assert plain.annealing(0, 10, 0.2, 10) == plain.annealing(0, 10, 0.4)
+    assert plain.annealing(0, 10, 0.4, 90) == plain.annealing(0, 10, 1.0)
+
+
 def test_a_decay_begun_inside_a_segment_ends_it():
     schedule, steps = Schedule(1.0, 0, "linear").decaying_now(30, 100, 0.2)
     assert steps == 50

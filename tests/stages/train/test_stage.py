@@ -210,13 +210,15 @@ def test_full_can_follow_lora_and_lora_cannot_follow_full(tmp_path):
         train(tmp_path / "d", lora, more={"checkpoint": whole.artifact("checkpoint")})
 
 
-def test_an_annealing_decision_decays_the_rate_at_the_segments_end(tmp_path):
-    decision = Decision(action="anneal", reason="test", round=1)
+@pytest.mark.parametrize(("closes", "decaying"), [(False, 4), (True, 10)])
+def test_an_annealing_decision_decays_the_rate_at_the_segments_end_a_closing_one_all_along(tmp_path, closes, decaying):
+    decision = Decision(action="anneal", reason="test", round=1, closes=closes)
     house = House(tmp_path, rows=40, decision=decision)
     _, work = train(tmp_path / "work", house, decay_share=0.4)
     curve = work.rows("curve")
-    assert [row["phase"] for row in curve] == ["stable"] * 6 + ["decay"] * 4
-    assert [row["learning_rate"] / 1e-2 for row in curve] == pytest.approx([1] * 7 + [0.75, 0.5, 0.25])
+    assert [row["phase"] for row in curve] == ["stable"] * (10 - decaying) + ["decay"] * decaying
+    falling = [1 - step / decaying for step in range(decaying)]
+    assert [row["learning_rate"] / 1e-2 for row in curve] == pytest.approx([1] * (10 - decaying) + falling)
 
 
 def test_a_flops_limit_ends_the_segment_before_the_step_that_would_exceed_it(tmp_path):

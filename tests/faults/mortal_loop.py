@@ -49,10 +49,12 @@ LOADED = (matplotlib, mlflow, scipy, torch, transformers)
 FORK = multiprocessing.get_context("fork")
 PLACES = ("asked", "part", "made", "published", "committed")
 RACE = {
-    "arms": ["random", {**ARMS["influence"], "fraction": 0.4}],
+    "arms": [{**ARMS["influence"], "fraction": 0.4}, {**ARMS["random"], "fraction": 0.5}],
+    "confidence": 0.99,
     "probe_share": 0.05,
-    "least_steps": 1,
+    "least_steps": 3,
     "sample": 0.9,
+    "most_probes": 1.0,
 }
 
 

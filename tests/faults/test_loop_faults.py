@@ -32,7 +32,7 @@ def test_a_loop_killed_at_every_boundary_and_inside_every_long_stage_ends_as_if_
         for moment in moments(whole)
         if moment.place in ("part", "committed") or (moment.place == "made" and moment.call in MORE)
     ]
-    assert {moment.call for moment in wanted} == set(whole["digests"])
+    assert {moment.call for moment in wanted} == set(whole["digests"]) - set(whole["reused"])
     inside = {moment.call for moment in wanted if moment.place == "part"}
     assert {"begin", "train-race-random", "score-race-influence", "score-won-influence", "train-round-2"} <= inside
     path = write(tmp_path / "killed", shared, {"flops": FLOPS}, RACE)

@@ -123,7 +123,7 @@ class Recorder:
 
     def model(self, name: str) -> Path:
         """Return the folder of a model with a tokenizer."""
-        from benchmarks.memory import llama
+        from benchmarks.memory_cases import llama
 
         real = (self.data / "stories260k").resolve()
         if name == "stories260k":

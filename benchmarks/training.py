@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.chain import report
 from benchmarks.forked import in_own_process
-from benchmarks.memory import SIZES, llama
+from benchmarks.memory_cases import SIZES, llama
 from benchmarks.options import Options
 from benchmarks.segment import Rows, Silent, ingested, plan_of, selected, trained
 

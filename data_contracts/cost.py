@@ -43,6 +43,17 @@ class Cost(Frozen):
             joules=self.joules + other.joules,
         )
 
+    def over(self, users: int) -> Cost:
+        """Return what one of so many users bears: an equal part of every stock; the peak is each one's own."""
+        return Cost(
+            flops=round(self.flops / users),
+            tokens=round(self.tokens / users),
+            seconds=self.seconds / users,
+            money=self.money / users,
+            peak_bytes=self.peak_bytes,
+            joules=self.joules / users,
+        )
+
 
 MoneyAnHour = Annotated[float, Field(ge=0, le=10**9, strict=True)]
 """Bounded, so that no sum of hours is beyond all numbers; true is no price."""

@@ -40,6 +40,10 @@ class Outcome(Frozen):
     seconds: float = Field(ge=0, description="Wall time of this run, what was reused included at no cost.")
     steps: tuple[Step, ...]
     ledger: Ledger = Field(description="By stage and cause, of everything that the result descends from.")
+    amortised: Cost = Field(
+        Cost(),
+        description="The same, each attempt at its part a user: configurations whose runs were given its result.",
+    )
     decisions: tuple[Decision, ...]
     plan: Plan
     selection: Summary | None = Field(description="What the last selection said; None where none was made.")

@@ -150,6 +150,7 @@ class PipelineRun:
     def outcome(self, plan: Plan, verdict: Verdict, promotion: Promotion) -> Outcome:
         """Return what came of this run."""
         refs = [ref for step in self.steps for ref in step.refs.values()]
+        price = self.workspace.config.budget.price
         last = {step.stage: step.run for step in self.steps}
         selected, weighed = last.get("select"), last.get("weigh")
         return Outcome(
@@ -157,7 +158,8 @@ class PipelineRun:
             name=self.workspace.config.name,
             seconds=time.monotonic() - self._started,
             steps=tuple(self.steps),
-            ledger=self.store.ledger(refs, lost=True).priced(self.workspace.config.budget.price),
+            ledger=self.store.ledger(refs, lost=True).priced(price),
+            amortised=self.store.ledger(refs, lost=True, users=self.store.users()).priced(price).total,
             decisions=tuple(self.decisions),
             plan=plan,
             selection=self.store.read_manifest(selected).summary if selected else None,

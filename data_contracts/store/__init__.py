@@ -112,6 +112,10 @@ class Store(Reader):
         """Return what was done or adopted in a pipeline run, oldest first, with references and costs."""
         return merged(self._attempts.of(run), self._attempts.noted(run), self.read_manifest)
 
+    def users(self) -> dict[str, int]:
+        """Return attempt → how many configurations' runs were given its result (see `Attempts.users`)."""
+        return self._attempts.users()
+
     def find_attempt(self, run: str, name: str) -> Manifest:
         """Return the manifest of the newest result called `name` (or of the stage `name`) in a pipeline run."""
         noted = self._attempts.noted(run)

@@ -25,6 +25,7 @@ from data_contracts.store.tracking import Tracking
 PARENT = "mlflow.parentRunId"
 STAGE, IDENTITY, NAME, ROUND = "lazytrain.stage", "lazytrain.identity", "lazytrain.name", "lazytrain.round"
 SHARED, RESUMES, KIN = "lazytrain.shared", "lazytrain.resumes", "lazytrain.kin"
+CONFIG = "lazytrain.config"
 PROCESS, REASON, COSTS, MANIFEST = "lazytrain.process", "lazytrain.reason", "lazytrain.costs", "manifest"
 _LONGEST_VALUE = 5000
 
@@ -40,7 +41,7 @@ class Attempts:
         tags = {KIND: "pipeline", PROCESS: this_process().model_dump_json(), HEARTBEAT: stamp()}
         if resumes is not None:
             tags[RESUMES] = resumes
-        return self._create(name, {**tags, "lazytrain.config": digest_of(config)})
+        return self._create(name, {**tags, CONFIG: digest_of(config)})
 
     def open_attempt(self, verb: str, identity: str, origin: Origin, *, shared: bool, kin: str = "") -> str:
         """Open an attempt of a stage, below the pipeline run it belongs to, and return its id.
@@ -132,6 +133,23 @@ class Attempts:
     def noted(self, run: str) -> list[Noted]:
         """Return the results of a pipeline run, in the order they came."""
         return noted_in(self._tracking.params(run))
+
+    def users(self) -> dict[str, int]:
+        """Return attempt → how many users its result has: configurations whose runs were given it.
+
+        A run that resumes another is of the same user, whatever limits it was given; so are runs of equal
+        configurations, a quote and its run among them.
+        """
+        items = {item.info.run_id: item.data for item in self.search(f"tags.`{KIND}` = 'pipeline'")}
+        users: dict[str, set[str]] = {}
+        for run, data in items.items():
+            first, seen = run, set[str]()
+            while (past := items[first].tags.get(RESUMES)) in items and first not in seen:
+                seen.add(first)
+                first = past
+            for noted in noted_in(data.params):
+                users.setdefault(noted.run, set()).add(items[first].tags.get(CONFIG, first))
+        return {attempt: len(found) for attempt, found in users.items()}
 
     def pipelines(self) -> list[RunRow]:
         """Return the pipeline runs, newest first."""

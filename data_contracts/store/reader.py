@@ -7,14 +7,14 @@ logged; a payload only with the sizes and hashes of its manifest.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
 from data_contracts.canonical import digest_of
-from data_contracts.cost import Frozen
+from data_contracts.cost import Cost, Frozen
 from data_contracts.errors import ArtifactError, ConfigError
 from data_contracts.ledger import Entry, Ledger
 from data_contracts.records import RECORD_FILE, Manifest, Ref, StoreAddress
@@ -115,13 +115,16 @@ class Reader:
                 "run the pipeline again: the stage runs anew",
             ) from error
 
-    def ledger(self, refs: Iterable[Ref], *, lost: bool = False) -> Ledger:
+    def ledger(self, refs: Iterable[Ref], *, lost: bool = False, users: Mapping[str, int] | None = None) -> Ledger:
         """Return what everything that `refs` descend from cost, each identity once.
 
-        `lost` adds attempts that spent and committed nothing: for people. Decisions leave it out, so that a crash
-        changes none.
+        `lost` adds attempts that spent and committed nothing; `users` (see `Store.users`) amortises: each attempt is
+        charged at its part a user. Both are for people. Decisions leave them out, so that neither a crash nor another
+        run changes one.
         """
         entries = self._descent(refs)
+        if users is not None:
+            entries = [item._replace(costs=_over(item.costs, users.get(item.run, 1))) for item in entries]
         if lost:
             for entry in tuple(entries):
                 entries.extend(self._lost(entry))
@@ -165,3 +168,7 @@ class Reader:
                 continue
             return manifest
         return None
+
+
+def _over(costs: Mapping[str, Cost], users: int) -> dict[str, Cost]:
+    return {cause: cost.over(users) for cause, cost in costs.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,7 @@ from data_contracts.errors import ArtifactError, LazyTrainError
 from data_contracts.records import Decision, Promotion, Table, Verdict
 from flows.answers import server_answers
 from flows.command.screen import console, rich_table
-from flows.command.summary import costs_table
+from flows.command.summary import costs_table, spent_line
 from flows.embedded import starting_server
 from flows.environment import prepare
 from flows.readable import duration
@@ -109,13 +110,17 @@ def runs_table(runs: list[Any]) -> Table:
 
 def show_run(store: Any, run: Any, price: Price | None = None) -> None:
     """Print one run: attempts, ledger by stage and by cause, lost attempts in it, decisions, verdict."""
-    attempts = store.attempts(run.run)
-    console().print(rich_table(attempts_table(run.run, attempts)))
+    attempts, users = store.attempts(run.run), store.users()
+    console().print(rich_table(attempts_table(run.run, attempts, users)))
     refs = [ref for item in attempts for ref in item.refs.values()]
     if refs:
         ledger = store.ledger(refs, lost=True).priced(price)
         console().print(rich_table(costs_table(ledger.by_stage(), "stage", price)))
         console().print(rich_table(costs_table(ledger.by_cause(), "cause", price)))
+        now = sum(cost.flops for item in attempts if not item.cached for cost in item.costs.values())
+        amortised = store.ledger(refs, lost=True, users=users).total.flops
+        line = spent_line(ledger.total.flops, now, amortised, "spent in this run")
+        console().print(Text(f"FLOPs      {line}"), soft_wrap=True)
     for item in attempts:
         try:
             show_records(store, item)
@@ -136,8 +141,8 @@ def show_records(store: Any, item: Any) -> None:
         console().print(Text(f"promotion  {promotion.outcome}: {promotion.reason}"))
 
 
-def attempts_table(run: str, attempts: list[Any]) -> Table:
-    """Return what each stage did in a run."""
+def attempts_table(run: str, attempts: list[Any], users: Mapping[str, int]) -> Table:
+    """Return what each stage did in a run, and how many configurations' runs share it."""
     rows = []
     for item in attempts:
         total = Cost()
@@ -149,9 +154,10 @@ def attempts_table(run: str, attempts: list[Any]) -> Table:
                 "reused" if item.cached else item.status.lower(),
                 item.run[:12],
                 total.flops,
+                users.get(item.run),
                 duration(item.seconds) if item.seconds is not None and not item.cached else None,
                 item.reason,
             )
         )
-    columns = ("stage", "status", "attempt", "FLOPs", "time", "why")
+    columns = ("stage", "status", "attempt", "FLOPs", "users", "time", "why")
     return Table(title=f"Stages of run {run[:12]}", columns=columns, rows=tuple(rows))

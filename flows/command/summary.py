@@ -39,13 +39,14 @@ def show_outcome(outcome: Outcome, workspace: Workspace) -> None:
     spent_now = sum(step.cost.flops for step in ran)
     lines = {
         "plan": outcome.plan.why,
-        "FLOPs": f"{text(outcome.ledger.total.flops)} in all, {text(spent_now)} spent in this run",
+        "FLOPs": spent_line(outcome.ledger.total.flops, spent_now, outcome.amortised.flops, "spent in this run"),
         "peak memory": size(outcome.peak_bytes),
         "time": f"{duration(outcome.seconds)}, {outcome.reused} of {len(outcome.steps)} stages reused",
     }
     if price is not None:
         paid_now = sum(price.of(step.stage, step.cost).money for step in ran)
-        lines["money"] = f"{text(outcome.ledger.total.money)} {price.currency} in all, {text(paid_now)} in this run"
+        total = outcome.ledger.total.money
+        lines["money"] = f"{price.currency} {spent_line(total, paid_now, outcome.amortised.money, 'in this run')}"
     for name, value in lines.items():
         out.print(Text(f"{name:<14} {value}"))
     verdict = outcome.verdict
@@ -55,6 +56,12 @@ def show_outcome(outcome: Outcome, workspace: Workspace) -> None:
     store = workspace.config.store.tracking_uri or workspace.shown(workspace.home)
     out.print(Text(f"{'look':<14} lazytrain status --config {config}   ·   lazytrain ui --config {config}"))
     out.print(Text(f"{'':<14} run {outcome.run[:12]} in {store}"))
+
+
+def spent_line(total: float, now: float, amortised: float, what: str) -> str:
+    """Return what all that a run descends from cost, what was spent now and, where it differs, its amortised part."""
+    told = f"{text(total)} in all, {text(now)} {what}"
+    return told if amortised == total else f"{told}, {text(amortised)} amortised over the runs that share it"
 
 
 def steps_table(outcome: Outcome) -> Table:

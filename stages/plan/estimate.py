@@ -85,6 +85,7 @@ class Estimator:
     _alike: bool | None = None
     _model: Any = None
     _read: dict[Technique, dict[str, int]] = field(default_factory=dict)
+    _updates: dict[Technique, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.selector = batch_selector_of(self.train)
@@ -305,6 +306,7 @@ class Estimator:
                 (micro_batch - ROWS[0]) / (ROWS[1] - ROWS[0]),
                 speed=SPEEDS[self.device],
                 precision=shape.precision,
+                update=self._updating(shape.technique),
             )
             self._pieces[key].gathers = shape.shards > 1
         return self._pieces[key]
@@ -316,9 +318,20 @@ class Estimator:
         weights = trace.weights + (more * trace.block_weights[-1] if more else 0)
         moments = trace.moments + (more * trace.block_moments[-1] if more else 0)
         if type(shape.technique).moment_bytes is not Technique.moment_bytes:
-            self._model = self._model or empty_model(self.pin)
-            moments = shape.technique.moment_bytes(self._model) or moments
+            moments = shape.technique.moment_bytes(self._whole()) or moments
         return weights, moments, moments / trace.moments if trace.moments else weights / trace.weights
+
+    def _updating(self, technique: Technique) -> int | None:
+        """Return what the update holds where a technique says it; see `Technique.update_bytes`."""
+        if technique not in self._updates:
+            told = type(technique).update_bytes is not Technique.update_bytes
+            self._updates[technique] = technique.update_bytes(self._whole(), self.device) if told else None
+        return self._updates[technique]
+
+    def _whole(self) -> Any:
+        """Return the model at full depth, on the meta device."""
+        self._model = self._model or empty_model(self.pin)
+        return self._model
 
 
 def _layers_alike(pin: ModelPin) -> bool:

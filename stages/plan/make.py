@@ -108,6 +108,8 @@ def make_plan(config: PlanSlice, inputs: Inputs, work: Work) -> Summary:
     _check_step(plan, chosen, rows, flops, remaining)
     if chosen.peak_bytes > available_bytes() and device == "cpu":
         work.notice(f"the plan needs {chosen.peak_bytes:,} bytes; this machine has {available_bytes():,} left now")
+    if (examples := plan.micro_batch * plan.accumulation * max(1, plan.workers)) != window:
+        work.notice(f"a step takes {examples} examples, {window} rounded up to micro-batches of {plan.micro_batch}")
     work.record("plan", plan)
     summary = summary_of(plan, chosen, ways, pin, pool_rows=rows.pool, noise=noise, remaining=remaining, past=past.past)
     show(plan, chosen, ways, inputs.all("curve"), summary, work)

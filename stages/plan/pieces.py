@@ -108,6 +108,7 @@ class Pieces:
         layers: of the model; with more than were traced, the last traced block but one stands for further ones (of two,
             the last, which the head follows at once).
         extra, speed, precision: see `piece_of`.
+        update: bytes that the update goes above where it begins, where that does not follow from the traces.
     """
 
     passes: float = 1.0
@@ -124,9 +125,13 @@ class Pieces:
         *,
         speed: Speed,
         precision: str,
+        update: int | None = None,
     ) -> None:
         self.layers = layers
         self._found = {False: _by_phase(kept, extra, speed, precision)}
+        if update is not None:
+            before, blocks, after = self._found[False]["update"]
+            self._found[False]["update"] = (before, blocks, replace(after, peak=update))
         if again is not None:
             self._found[True] = _by_phase(again, extra, speed, precision)
         self.start = kept[0].stretches["forward"][0].start

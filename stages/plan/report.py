@@ -43,6 +43,7 @@ def summary_of(
         "micro_batch": plan.micro_batch,
         "accumulation": plan.accumulation,
         "workers": plan.workers,
+        "examples_per_step": plan.micro_batch * plan.accumulation * max(1, plan.workers),
         "savings": ", ".join(chosen.savings) or "none",
         "longest_row_tokens": plan.row_tokens,
         "trainable_parameters": plan.trainable,

@@ -115,6 +115,23 @@ def _resizing(told: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
         torch.UntypedStorage.resize_ = real  # type: ignore[method-assign]
 
 
+@contextmanager
+def _drawing(told: Callable[[Tensor], None]) -> Iterator[None]:
+    """Tell of every copy of the generator's state, which no dispatch mode sees: a recomputed block keeps one."""
+    real = torch.get_rng_state
+
+    def get_rng_state() -> Tensor:
+        found = real()
+        told(found)
+        return found
+
+    torch.get_rng_state = get_rng_state
+    try:
+        yield
+    finally:
+        torch.get_rng_state = real
+
+
 class StorageWatch(TorchDispatchMode):
     """Follow storages of one kind of device while a step runs; use as a context around it, inside a FakeTensorMode.
 
@@ -169,6 +186,7 @@ class StorageWatch(TorchDispatchMode):
                 exits.callback(block.register_forward_pre_hook(self._entering(place)).remove)
                 exits.callback(block.register_forward_hook(self._leaving(place, len(blocks))).remove)
             exits.enter_context(_resizing(self._resized))
+            exits.enter_context(_drawing(self._see))
             exits.enter_context(self)
             yield
             self._close()

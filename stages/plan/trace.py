@@ -83,8 +83,10 @@ def trace_step(
         if mesh is not None:
             shard(model, blocks, mesh)
         optimizer = shape.technique.optimizer(model, train, 1e-3, 0, shape.optimizer_states)
-        if isinstance(inner := getattr(optimizer, "adamw", None), AdamW8bit):
-            inner.piece = 2**62  # pieces are views: the same bytes, traced once
+        inner = getattr(optimizer, "adamw", None)
+        for form in (inner, *getattr(inner, "forms", {}).values()):
+            if isinstance(form, AdamW8bit):
+                form.piece = 2**62  # pieces are views: the same bytes, traced once
         if isinstance(inner, HostAdamW):
             inner.host = torch.device(host)
         held = optimizer.stand()

@@ -67,6 +67,10 @@ class AdamMini(HeldAdamW):
         parameter.view(blocks, -1).addcdiv_(average, root[:, None], value=-group["lr"] / (1 - beta1**step))
         return None
 
+    def scratch(self, parameter: Tensor, device: str) -> int:
+        """Return the bytes that `update` holds beside a matrix, its gradient and its moments: three numbers a block."""
+        return 12 * self._blocks(parameter) if parameter.ndim >= 2 else super().scratch(parameter, device)
+
     def empty_state(self, parameter: Tensor) -> dict[str, Any]:
         """Return the state of a parameter that was never updated."""
         if parameter.ndim < 2:

@@ -92,6 +92,11 @@ class Technique(Method):
         """Return the bytes of the moments of `model` at full depth where they are not those of its layers added up."""
         return None
 
+    def update_bytes(self, model: PreTrainedModel, device: str) -> int | None:
+        """Return what the update of `model` at full depth holds on `device`, at the most, beside weights, moments and
+        gradients, where that does not follow from an update of few layers. `model` may stand on the meta device."""
+        return None
+
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return one plain model that computes what the trained `model` computes; `model` is used up."""
         raise TypeError(f"{type(self).__name__} defines no merge")

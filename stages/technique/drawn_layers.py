@@ -30,7 +30,7 @@ class DrawnLayers(Optimizer):
         super().__init__(model)
         self.layers, (below, above) = layer_blocks(model), outer_blocks(model)
         self.always = {**below, **above}
-        self.count, self.stay, self.seed = min(count, len(self.layers)), stay, seed
+        self.count, self.stay, self.seed = count, stay, seed
         self._train, self._rate = train, rate
         self.adamw: torch.optim.Optimizer
         self._prices: dict[tuple[int, ...], FlopModel] = {}

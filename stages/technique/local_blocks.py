@@ -22,7 +22,7 @@ from typing_extensions import Unpack
 from stages.meter.flops import FlopModel
 from stages.model.batch import TokenBatch
 from stages.model.loss import plain
-from stages.technique.blocks import layers_of
+from stages.technique.blocks import layers_of, outer_blocks
 from stages.technique.optimizer import Adam, How, set_rate
 from stages.technique.step import States, StepResult, optimizer_step
 
@@ -71,14 +71,21 @@ class LocalAdam(Adam):
         model: with heads.
         train, rate, states: AdamW's settings.
         weight: of the mean of the blocks' own losses.
+        share: of the rate, at which what these losses alone reach moves: the layers of all blocks but the last, and
+            the embedding where the head has a weight of its own. The heads move at the rate itself.
     """
 
-    def __init__(self, model: nn.Module, train: TrainConfig, rate: float, states: States, *, weight: float) -> None:
+    def __init__(
+        self, model: nn.Module, train: TrainConfig, rate: float, states: States, *, weight: float, share: float
+    ) -> None:
         super().__init__(model, train, rate, states)
         self.heads, self._weight = list(getattr(model, HEADS)), weight
         layers, blocks = layers_of(model), len(self.heads) + 1
         self._starts = [len(layers) * block // blocks for block in range(blocks)]
         self._stack: nn.ModuleList = model.get_submodule(layers[0][0].rpartition(".")[0])  # type: ignore[assignment]
+        head = {id(item) for item in plain(model).get_output_embeddings().parameters()}
+        below = [*outer_blocks(model)[0].values(), *self._stack[: self._starts[-1]].parameters()]
+        _apart(self.adamw, {id(item) for item in below} - head, share)
 
     def step(self, window: Sequence[TokenBatch], rate: float, **how: Unpack[How]) -> StepResult:
         """Take one step; no noise scale is read, since a tied weight's gradient comes in two parts."""
@@ -122,6 +129,16 @@ class LocalAdam(Adam):
             constant, linear, *rest = one.body_train
             self._priced = replace(one, body_train=(constant, linear + token, *rest))
         return self._priced
+
+
+def _apart(adamw: torch.optim.Optimizer, chosen: set[int], share: float) -> None:
+    """Give the parameters of these ids groups of their own, with a `share` of the rate."""
+    groups = []
+    for options in adamw.param_groups:
+        mine = [item for item in options["params"] if id(item) in chosen]
+        rest = [item for item in options["params"] if id(item) not in chosen]
+        groups += [{**options, "params": rest}, {**options, "params": mine, "share": share}]
+    adamw.param_groups = [options for options in groups if options["params"]]
 
 
 class _Cut:

@@ -33,6 +33,8 @@ SAMPLE = 4096
 """Numbers of a matrix whose gradients are kept, in whole rows."""
 PROBE = "probe."
 CHEAPEST, EXACT = "4bit", "float32"
+SCALARS = 256
+"""Bytes of codes, borders and scalars that the update of a parameter makes, at the most."""
 
 
 def form_of(name: str, params: Iterable[Any], rows: Mapping[Tensor, int], settings: Mapping[str, Any]) -> HeldAdamW:
@@ -111,18 +113,20 @@ class FormsAdamW(HeldAdamW):
     @torch.no_grad()
     def risk(self, parameter: Tensor, name: str, gradients: Sequence[Tensor]) -> float:
         """Return Σ ‖u' - u‖² / Σ ‖u‖² over updates of sampled gradients, u AdamW's own and u' those of a form."""
-        moved = []
-        for form_name in (name, EXACT):
-            weight = nn.Parameter(torch.zeros_like(gradients[0]))
-            rows: dict[Tensor, int] = {weight: min(self.rows.get(parameter, 1), len(weight))}
-            form = form_of(form_name, [weight], rows, self._settings | {"lr": 1.0, "weight_decay": 0.0})
-            path = [torch.zeros_like(weight)]
-            for gradient in gradients:
-                weight.grad = gradient
+        weights = [nn.Parameter(torch.zeros_like(gradients[0])) for _ in range(2)]
+        rows: dict[Tensor, int] = {item: min(self.rows.get(parameter, 1), len(item)) for item in weights}
+        settings = self._settings | {"lr": 1.0, "weight_decay": 0.0}
+        forms = [form_of(form, [item], rows, settings) for form, item in zip((name, EXACT), weights, strict=True)]
+        off = scale = 0.0
+        for gradient in gradients:
+            moved = []
+            for weight, form in zip(weights, forms, strict=True):
+                before, weight.grad = weight.detach().double(), gradient
                 form.step()
-                path.append(weight.detach().clone())
-            moved.append(torch.stack(path).double().diff(dim=0))
-        return float((moved[0] - moved[1]).square().sum() / moved[1].square().sum().clamp_(min=1e-300))
+                moved.append(weight.detach().double() - before)
+            off += float((moved[0] - moved[1]).square().sum())
+            scale += float(moved[1].square().sum())
+        return off / max(scale, 1e-300)
 
 
 class RiskAdam(Adam):
@@ -183,11 +187,17 @@ class RiskAdam(Adam):
         self.chosen, self.forms.samples = list(chosen), None
         for block, name in zip(self.blocks, chosen, strict=True):
             for item in block.values():
-                state = self.forms.state.get(item)
-                pair = self.forms.decode(item, state) if state else None
-                self.forms.form[item] = name
-                if state and pair:
-                    self.forms.state[item] = self.forms.encode(item, *pair, int(state["step"]))
+                self._change(item, name)
+
+    def _change(self, parameter: nn.Parameter, name: str) -> None:
+        """Change a parameter's form, where it has another."""
+        state = self.forms.state.get(parameter)
+        if not state or self.forms.form[parameter] == name:
+            self.forms.form[parameter] = name
+            return
+        pair = self.forms.decode(parameter, state)
+        self.forms.form[parameter] = name
+        self.forms.state[parameter] = self.forms.encode(parameter, *pair, int(state["step"]))
 
     def plain(self) -> dict[str, Any]:
         """Add the forms that were assigned, none while gradients are sampled."""
@@ -221,6 +231,23 @@ class RiskAdam(Adam):
                 if name.startswith(PROBE)
             }
         super().restore(plain, {name: value for name, value in tensors.items() if not name.startswith(PROBE)})
+
+    def update_bytes(self, device: str) -> int:
+        """Return what the update holds on `device` beside weights, gradients and the budget, whatever is assigned.
+
+        While a block has a form, all others hold no more than in float32. The change of forms after the probe, which
+        decodes a parameter's moments of four bits to float32, meets no gradients.
+        """
+        left = self.budget - sum(size[CHEAPEST] for size in self.sizes)
+        over = sum(size[EXACT] for size in self.sizes) - self.budget
+        dearest = max(
+            min(0, over + size[name] - size[EXACT]) + max(form.scratch(item, device) for item in block.values())
+            for block, size in zip(self.blocks, self.sizes, strict=True)
+            for name, form in self.forms.forms.items()
+            if size[name] - size[CHEAPEST] <= left
+        )
+        numbers = [item.numel() for item in self.forms.form]
+        return max(dearest, 12 * max(numbers) - 4 * sum(numbers)) + SCALARS
 
     def stand(self) -> dict[str, list[Tensor]]:
         """Put zero moments in forms that fill the budget, dearer ones from below; return them."""

@@ -179,9 +179,9 @@ def stood(adamw: torch.optim.Optimizer, model: nn.Module) -> dict[str, list[Tens
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all of torch's parameter groups."""
+    """Set the learning rate of all of torch's parameter groups; of one with a `share`, that share of it."""
     for options in optimizer.param_groups:
-        options["lr"] = rate
+        options["lr"] = rate * options.get("share", 1.0)
 
 
 def named_moments(moments: Moments) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from data_contracts.errors import ConfigError
 
 BLOCK, LEAST = 256, 4096
-PIECE = 2**22
+PIECE = 2**20
 """Numbers updated at once; a multiple of `BLOCK`."""
 
 
@@ -81,6 +81,10 @@ class HeldAdamW(torch.optim.Optimizer):
         """Move one parameter and its moments."""
         update_float32(parameter, state, group)
 
+    def scratch(self, parameter: Tensor, device: str) -> int:
+        """Return the bytes that `update` holds beside a parameter, its gradient and its moments."""
+        return 4 * parameter.numel()
+
     def empty_state(self, parameter: Tensor) -> dict[str, Any]:
         """Return the state of a parameter that was never updated."""
         return {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
@@ -136,6 +140,11 @@ class AdamW8bit(HeldAdamW):
             )  # fmt: skip
         return None
 
+    def scratch(self, parameter: Tensor, device: str) -> int:
+        """Return the bytes that the kernel holds beside a parameter, its gradient and its moments."""
+        small = parameter.numel() < LEAST
+        return super().scratch(parameter, device) if small else scratch_bytes(parameter.numel(), device)
+
     def empty_state(self, parameter: Tensor) -> dict[str, Any]:
         """Return the state of a parameter that was never updated."""
         if parameter.numel() < LEAST:
@@ -178,5 +187,5 @@ def update_float32(parameter: nn.Parameter, state: Mapping[str, Any], group: Map
     parameter.mul_(1 - group["lr"] * group["weight_decay"])
     average.lerp_(gradient, 1 - beta1)
     square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    root = (square.sqrt() / math.sqrt(1 - beta2**step)).add_(group["eps"])
+    root = square.sqrt().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
     parameter.addcdiv_(average, root, value=-group["lr"] / (1 - beta1**step))

@@ -27,7 +27,7 @@ SIGNED = (
 )  # fmt: skip
 """The dynamic code of 4 bits (Dettmers et al. 2022, section 2.2): a decade for each leading zero, means between."""
 UNSIGNED = tuple(number / 16 for number in range(1, 17))
-PIECE, MOST_PIECES = 2**22, 16
+PIECE, MOST_PIECES = 2**20, 16
 """Numbers updated at once, and how many pieces a tensor has at most."""
 
 
@@ -44,7 +44,7 @@ class AdamW4bit(HeldAdamW):
             return super().update(parameter, state, group)
         (beta1, beta2), step = group["betas"], state["step"]
         weights, gradient = parameter.view(-1), parameter.grad.contiguous().view(-1)  # type: ignore[union-attr]
-        size = max(PIECE, math.ceil(len(weights) / MOST_PIECES / BLOCK) * BLOCK)
+        size = _piece(len(weights))
         for start in range(0, len(weights), size):
             piece, given = weights[start : start + size], gradient[start : start + size]
             parts = slice(start // 2, (start + size) // 2), slice(start // BLOCK, (start + size) // BLOCK)
@@ -57,7 +57,16 @@ class AdamW4bit(HeldAdamW):
             root = square.sqrt_().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
             piece.mul_(1 - group["lr"] * group["weight_decay"])
             piece.addcdiv_(average, root, value=-group["lr"] / (1 - beta1**step))
+            del average, square, root  # before the next piece's
         return None
+
+    def scratch(self, parameter: Tensor, device: str) -> int:
+        """Return the bytes that `update` holds beside a parameter, its gradient and its moments: while a piece's second
+        moments are encoded both float32 moments, the scaled ones and their codes."""
+        numbers = parameter.numel()
+        if numbers < LEAST or numbers % BLOCK:
+            return super().scratch(parameter, device)
+        return 16 * min(numbers, _piece(numbers))
 
     def empty_state(self, parameter: Tensor) -> dict[str, Any]:
         """Return the state of a parameter that was never updated."""
@@ -87,6 +96,11 @@ class AdamW4bit(HeldAdamW):
         average = _decoded(state["exp_avg"], state["exp_avg_scale"], SIGNED)
         square = _decoded(state["exp_avg_sq"], state["exp_avg_sq_scale"], UNSIGNED)
         return average.view_as(parameter), square.view_as(parameter)
+
+
+def _piece(numbers: int) -> int:
+    """Return how many of a tensor's numbers are updated at once, in whole blocks."""
+    return max(PIECE, math.ceil(numbers / MOST_PIECES / BLOCK) * BLOCK)
 
 
 def _decoded(codes: Tensor, scales: Tensor, code: tuple[float, ...]) -> Tensor:

@@ -136,3 +136,14 @@ def test_a_pot_is_shared_over_runs_and_each_goes_on_up_to_its_share(first: Any) 
     more = workspace.recorded(run.store.run_config(mine["run"]), {"budget": {"flops": int(mine["limit"])}})
     after = run_of(more, mine["run"])
     assert after.decisions[1].numbers["spendable_flops"] == pytest.approx(mine["training_flops"], abs=1)
+
+
+def test_runs_that_go_on_from_one_another_are_one_user_and_another_configuration_a_second(first: Any) -> None:
+    workspace, run = first
+    begun = next(step.run for step in run.steps if step.name == "begin")
+    assert run.store.users()[begun] == 1
+    values = {**run.store.run_config(run.run), "promote": {"alias": "other"}}
+    with recorded(workspace.recorded(values), run.store, call_directly, "other") as other:
+        trained(other)
+    assert all(step.cached for step in other.steps)
+    assert run.store.users()[begun] == 2

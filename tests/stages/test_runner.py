@@ -135,14 +135,44 @@ def test_a_stage_sees_what_its_inputs_had_cost_and_only_that(address: StoreAddre
 
 
 def test_what_is_decided_by_the_ledger_is_adopted_only_where_the_same_was_spent(address: StoreAddress) -> None:
-    first, other = runner.run(make(address)), runner.run(make(address, config={"seed": 1}))
-    assert first.refs["selection"].digest == other.refs["selection"].digest
-    assert first.identity != other.identity
-    fold = [
-        Request(verb="govern", inputs={"selection": made.ref("selection")}, store=address)
-        for made in (first, other, first)
-    ]
-    assert [runner.run(request).cached for request in fold] == [False, False, True]
+    def fold(*decision: Ref, on: Result) -> Result:
+        inputs = {"selection": on.ref("selection"), "decision": decision}
+        return runner.run(Request(verb="govern", inputs=inputs, store=address))
+
+    first, same, other = (runner.run(make(address, config=config)) for config in ({}, {"seed": 1}, {"start": 2.0}))
+    assert first.refs["selection"].digest == same.refs["selection"].digest != other.refs["selection"].digest
+    assert first.identity != same.identity
+    decided = [fold(on=made) for made in (first, same, other)]
+    assert [result.cached for result in decided] == [False, True, False]  # what both made was needed once
+    assert len({result.refs["decision"].digest for result in decided}) == 1
+    # equal bytes, but what they descend from is not the same
+    after = [fold(decided[place].refs["decision"], on=first) for place in (0, 2, 0)]
+    assert [result.cached for result in after] == [False, False, True]
+
+
+def test_what_is_shared_is_amortised_over_the_configurations_whose_runs_were_given_it(address: StoreAddress) -> None:
+    store, given = Store(address), {}
+    opened = {
+        "first": store.open_run("a", {"name": "a"}),
+        "again": store.open_run("a", {"name": "a"}),  # the same configuration: the same user
+        "other": store.open_run("b", {"name": "b"}),
+    }
+    opened["resumed"] = store.open_run("b", {"name": "b", "budget": 2}, resumes=opened["other"])  # of the same user too
+    for name, run in opened.items():
+        given[name] = runner.run(make(address, origin=Origin(run=run, name="select-1")))
+    own = runner.run(make(address, config={"rows": 4}, origin=Origin(run=opened["other"], name="select-2")))
+    alone = runner.run(make(address, config={"rows": 5}))
+    made = given["first"]
+    assert [result.cached for result in given.values()] == [False, True, True, True]
+    users = store.users()
+    assert users == {made.run: 2, own.run: 1}
+    refs = [result.refs["selection"] for result in (made, own, alone)]
+    whole, part = store.ledger(refs).total, store.ledger(refs, users=users).total
+    assert (whole.flops, whole.tokens) == (21, 6)
+    assert (part.flops, part.tokens) == (4 + 7 + 7, 1 + 2 + 2)  # 7 FLOPs halved are 3.5, rounded to even
+    shared = made.costs["select"].seconds
+    assert part.seconds == pytest.approx(whole.seconds - shared / 2)
+    assert part.peak_bytes == whole.peak_bytes
 
 
 def test_a_stage_that_does_not_say_that_it_reads_the_ledger_is_not_shown_it(address, monkeypatch) -> None:

@@ -24,6 +24,9 @@ class Asha(Policy):
     grace_flops: int = Field(ge=1, description="FLOPs of the first rung: nothing is stopped before it.")
     reduction: float = Field(4.0, gt=1, description="η: ratio between rungs, and 1/η of the runs go on.")
     least_records: int = Field(1, ge=1, description="Records that a rung needs before it stops a run.")
+    once: bool = Field(
+        False, description="Judge a rung only at the evaluation that reaches it: where `curves` grow meanwhile."
+    )
 
     def decide(self, state: State, remaining: Budget, allowed: frozenset[str]) -> Choice:
         """Return one of `allowed`: the end where the latest rung reached was not passed, else going on."""
@@ -41,6 +44,8 @@ class Asha(Policy):
         while rung <= state.flops:
             reached = next((point for point in state.evaluations if point.flops >= rung), None)
             seen = [value for curve in self.curves if (value := curve.at(int(np.ceil(rung)))) is not None]
+            if self.once and reached is not state.evaluations[-1]:
+                reached = None  # it was judged when it was reached
             if reached is not None and len(seen) >= self.least_records:
                 lower = np.array(seen) * (1.0 if state.direction == "minimise" else -1.0)
                 cutoff = float(np.percentile(lower, 100 / self.reduction))

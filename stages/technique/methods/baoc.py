@@ -2,14 +2,15 @@
 
 Moments of a block are float32 (8 bytes a parameter), one second moment a head or row (4), 8 bits (2.03) or 4 bits
 (1.06). What a form risks is read off the first updates' gradients, block by block, and all are assigned at once and
-exactly. The plan counts the whole budget as taken. The forms' time is not weighed: as modelled it differs little.
+exactly. The plan counts the whole budget as taken, and the dearest update that it permits. The forms' time is not
+weighed: as modelled it differs little.
 Source of the problem: BAOC (arXiv 2605.04711), of which the abstract alone was at hand; `stages.technique.mixed_states`
 says what the risk is here.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -50,6 +51,14 @@ class Baoc(InPlace):
         from stages.technique.mixed_states import RiskAdam
 
         return RiskAdam(model, train, learning_rate, share=self.state_share, probe=self.probe_steps)
+
+    def update_bytes(self, model: PreTrainedModel, device: str) -> int:
+        """Return what the dearest update holds of all that the budget permits."""
+        from data_contracts.config import TrainConfig
+        from stages.technique.mixed_states import RiskAdam
+
+        settings: dict[str, Any] = {"share": self.state_share, "probe": self.probe_steps}
+        return RiskAdam(self.wrap(model), TrainConfig(), self.learning_rate, **settings).update_bytes(device)
 
     def moment_bytes(self, model: PreTrainedModel) -> int:
         """Return the budget of bytes."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from data_contracts.config import Saving
+from data_contracts.errors import ConfigError
 from stages.technique.base import InPlace
 
 if TYPE_CHECKING:
@@ -34,7 +35,15 @@ class Lisa(InPlace):
     block_steps: int = Field(20, ge=1, le=100_000, description="Optimizer steps between two draws of them (K).")
 
     def wrap(self, model: PreTrainedModel) -> nn.Module:
-        """Return the model itself; which layers train is the optimizer's to say."""
+        """Return the model itself; which layers train is the optimizer's to say. Raises `ConfigError` for too few."""
+        from stages.technique.blocks import layers_of
+
+        if (layers := len(layers_of(model))) < self.layers:
+            raise ConfigError(
+                "lisa draws its layers among the model's",
+                f"{self.layers} are to train at a time and the model has {layers}",
+                "lower `layers`",
+            )
         return model.requires_grad_(False)
 
     def optimizer(

@@ -4,8 +4,10 @@ Between blocks nothing is propagated back. The last one has the model's own loss
 was given: a small head rebuilds its detached input from its output, and the mean square of what is missed is its loss.
 So activations are those of one block at a time. The heads exist in training alone: a checkpoint is the plain model, and
 they lie beside it for the next segment. A tied embedding belongs to the first block and to the last and adds up both
-gradients, where the reference unties it.
-Source: the LoPT reference (two blocks, λ 10, rate 2e-5), which passes backward once at the end and so saves no memory.
+gradients, where the reference unties it. Adam moves a weight by the rate however little its loss asks for, so what the
+blocks' own losses alone reach has a share of the rate (the reference's `lr_k1`), which no weight λ would give it.
+Source: the LoPT reference (arXiv 2605.04913: two blocks, λ 10, rate 2e-5 for all), which passes backward once at the
+end and so saves no memory.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class Lopt(InPlace):
 
     blocks: int = Field(2, ge=2, le=1000, description="Contiguous parts of the decoder's layers, as equal as can be.")
     weight: float = Field(10.0, ge=0, description="λ: what the blocks' own losses, in the mean, count beside the loss.")
+    local_rate: float = Field(0.03, gt=0, le=1, description="Share of the rate that all blocks but the last move at.")
 
     def wrap(self, model: PreTrainedModel) -> nn.Module:
         """Return the model with a head for each block but the last. Raises `ConfigError` for too few layers."""
@@ -58,7 +61,7 @@ class Lopt(InPlace):
         """Return AdamW over the model and the heads."""
         from stages.technique.local_blocks import LocalAdam
 
-        return LocalAdam(model, train, learning_rate, states, weight=self.weight)
+        return LocalAdam(model, train, learning_rate, states, weight=self.weight, share=self.local_rate)
 
     def merge(self, model: nn.Module) -> PreTrainedModel:
         """Return the model without heads."""

@@ -141,6 +141,16 @@ def test_measured_gradient_noise_moves_the_window_within_bounds(
     assert abs(plan.micro_batch * plan.accumulation - window) <= plan.micro_batch
 
 
+@pytest.mark.parametrize(("window", "micro", "examples", "said"), [(10, 4, 12, True), (8, 4, 8, False)])
+def test_a_window_that_is_rounded_up_to_whole_micro_batches_is_said(
+    inputs: dict[str, Artifact], planned: Planned, window: int, micro: int, examples: int, said: bool
+) -> None:
+    _, work, summary = planned({"plan": {**FULL, "window": window, "micro_batches": [micro]}}, inputs)
+    assert summary.facts["examples_per_step"] == examples
+    notices = [text for text in work.notices if f"{examples} examples, {window} rounded up" in text]
+    assert bool(notices) == said
+
+
 def test_a_window_always_holds_two_micro_batches() -> None:
     assert micro_batches((8, 4, 2, 1), 8, 0) == [4, 2, 1]
     assert micro_batches((8, 4, 2, 1), 16, 0) == [8, 4, 2, 1]

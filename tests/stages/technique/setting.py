@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,15 @@ def life(method: Technique, pin: ModelPin, count: int, *, killed_after: int | No
             found.restore(optimizer, Group())
         optimizer.step(window, 1e-2, clip=1.0)
     return optimizer
+
+
+def handed_out(work: Callable[[], object]) -> int:
+    """Return the most that torch's allocator hands out at once while `work` runs, bytes."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return int(np.cumsum(sizes).max(initial=0))
 
 
 def put_back(method: Technique, pin: ModelPin, folder: Path) -> None:

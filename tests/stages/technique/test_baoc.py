@@ -13,12 +13,13 @@ from torch import nn
 from data_contracts.config import TrainConfig
 from data_contracts.errors import ConfigError
 from stages.plan.estimate import Estimator
-from stages.plan.trace import Shape
+from stages.plan.trace import Shape, trace_step
+from stages.technique import states, states_4bit
 from stages.technique.assign import assign
-from stages.technique.mixed_states import FormsAdamW
+from stages.technique.mixed_states import SCALARS, FormsAdamW, RiskAdam, form_names, form_of
 from stages.technique.states import has_8bit
 from stages.technique.step import trainable
-from tests.stages.technique.setting import life, pinned, put_back, started, technique, windows
+from tests.stages.technique.setting import handed_out, life, pinned, put_back, started, technique, windows
 
 SETTINGS = {"method": "baoc", "state_share": 0.7, "probe_steps": 2}
 
@@ -26,6 +27,11 @@ SETTINGS = {"method": "baoc", "state_share": 0.7, "probe_steps": 2}
 @pytest.fixture(scope="module")
 def pin(tmp_path_factory):
     return pinned(tmp_path_factory.mktemp("models") / "wide", 2, hidden=192)
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    return pinned(tmp_path_factory.mktemp("models") / "deep", 5, hidden=192)
 
 
 def brute_force(blocks, budget):
@@ -130,3 +136,85 @@ def test_a_plan_counts_the_whole_budget_and_a_share_that_is_too_small_is_refused
     assert {phase.moments for phase in phases.values()} == {int(0.7 * 8 * pin.parameters)}
     with pytest.raises(ConfigError, match="state_share"):
         started(technique("baoc", state_share=0.1), pin)
+
+
+@pytest.mark.parametrize("piece", [2**20, 4096])
+@pytest.mark.parametrize("shape", [(96, 192), (192,)])
+def test_an_update_holds_what_its_form_says(monkeypatch, shape, piece):
+    for module in (states, states_4bit):
+        monkeypatch.setattr(module, "PIECE", piece)
+    for name in form_names():
+        weight = nn.Parameter(torch.randn(shape))
+        form = form_of(name, [weight], {}, {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8})
+        weight.grad, form.state[weight] = torch.randn(shape), form.empty_state(weight)
+        said = form.scratch(weight, "cpu")
+        assert said <= handed_out(form.step) <= said + SCALARS, name
+
+
+def maximal(optimizer):
+    """Return assignments within the budget that hold a block in each form that fits, the others as dearly as they can."""
+    names, found = list(optimizer.forms.forms), set()
+    for first, name in itertools.product(range(len(optimizer.sizes)), names):
+        for order in (1, -1):
+            left = optimizer.budget - sum(size["4bit"] for size in optimizer.sizes)
+            chosen = ["4bit"] * len(optimizer.sizes)
+            others = [place for place in range(len(chosen)) if place != first][::order]
+            for place in (first, *others):
+                size = optimizer.sizes[place]
+                forms = [name] if place == first else names
+                fits = [form for form in forms if size[form] - size["4bit"] <= left]
+                if not fits:
+                    break
+                left -= size[fits[0]] - size["4bit"]
+                chosen[place] = fits[0]
+            else:
+                found.add(tuple(chosen))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
+def test_no_assignment_within_the_budget_updates_in_more_than_the_plan_made_of_few_layers_says(deep, share):
+    settings = {"state_share": share, "probe_steps": 1}
+    shape = Shape(technique("baoc", **settings), "float32", 8, 4, False)
+    phase = Estimator(deep, TrainConfig(), "cpu").phases(shape, 2, 2)["update"]
+    optimizer = started(technique("baoc", **settings), deep)
+    numbers = sum(item.numel() for item in optimizer.forms.form)
+    seen = []
+    for chosen in maximal(optimizer):
+        optimizer.forms.state.clear()
+        optimizer._put(chosen)
+        held = sum(item.nbytes for each in super(RiskAdam, optimizer).stand().values() for item in each)
+        for item in optimizer.forms.form:
+            item.grad = torch.ones_like(item)
+        assert held <= phase.moments == optimizer.budget
+        seen.append(phase.weights + 4 * numbers + held + handed_out(optimizer.adamw.step))
+    predicted = phase.total - phase.process
+    assert 0.95 * predicted < max(seen) <= predicted
+    assert min(seen) < max(seen)
+
+
+def test_a_real_life_takes_no_more_than_its_plan_from_the_probe_to_the_last_change_of_forms(deep):
+    shape = Shape(technique(**SETTINGS), "float32", 20, 20, False)
+    phases = Estimator(deep, TrainConfig(), "cpu").phases(shape, 2, 2)
+    predicted = max(phase.total - phase.process for phase in phases.values())
+    optimizer, given = started(technique(**SETTINGS), deep), windows(4)
+    assert max(batch.shape[1] for window in given for batch in window) == 20
+    weights = sum(item.nbytes for item in (*optimizer.model.parameters(), *optimizer.model.buffers()))
+    batches = 3 * 8 * 20 * 2 * 2 * len(given)  # a batch's answers are made when they are first asked for, and stay
+
+    def work():
+        for window in given:
+            optimizer.step(window, 1e-3, clip=1.0)
+
+    taken = weights + handed_out(work)
+    assert set(optimizer.chosen) - {"4bit"}
+    assert 0.9 * predicted < taken <= predicted + batches
+
+
+def test_pieces_of_few_layers_are_never_below_a_trace_of_all_of_them(deep):
+    shape = Shape(technique(**SETTINGS), "float32", 20, 10, False)
+    every = tuple(range(deep.layers))
+    phases = Estimator(deep, TrainConfig(), "cpu").phases(shape, 2, 2, every)
+    whole = trace_step(deep, shape, TrainConfig(), layers=deep.layers, rows=2, device="cpu", recomputed=every)
+    for name, phase in phases.items():
+        assert whole.peak(name) <= phase.total - phase.process < 1.02 * whole.peak(name), name

@@ -105,6 +105,27 @@ def test_the_gradient_is_that_of_all_blocks_losses_with_what_is_between_them_hel
     assert result.loss_sum == pytest.approx(losses)  # the blocks' own losses are not among what is shown
 
 
+@pytest.mark.parametrize(("tied", "states"), [(True, "float32"), (False, "float32"), (True, "mini"), (True, "4bit")])
+def test_what_the_blocks_own_losses_alone_reach_moves_at_its_share_of_the_rate(tied: bool, states: Any) -> None:
+    plain = llama(5)
+    if not tied:
+        plain.lm_head.weight = torch.nn.Parameter(plain.lm_head.weight.detach().clone())
+    before = {name: item.detach().clone() for name, item in plain.named_parameters()}
+    moved = []
+    for share in (1.0, 0.25):
+        method = technique("lopt", blocks=3, local_rate=share)
+        torch.manual_seed(1)
+        model = method.wrap(copy.deepcopy(plain)).train()
+        optimizer = method.optimizer(model, TrainConfig(), 1.0, 0, states)
+        optimizer.step(windows(1)[0], 1e-2, clip=1.0)
+        named = dict(model.named_parameters())
+        moved.append({name: named[name].detach() - value for name, value in before.items()})
+    for name, (whole, part) in {name: (moved[0][name], moved[1][name]) for name in before}.items():
+        slow = any(f"layers.{layer}." in name for layer in (0, 1, 2)) or ("embed_tokens" in name and not tied)
+        assert whole.abs().max() > 1e-3
+        torch.testing.assert_close(part, whole * (0.25 if slow else 1.0), rtol=1e-3, atol=1e-6, msg=name)
+
+
 def test_activations_are_those_of_one_block_at_a_time(tmp_path: Path) -> None:
     """The more blocks, the less is held."""
     pin = pinned(tmp_path / "model", 4, 32)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.memory import measured
+from benchmarks.memory_steps import measured
 from data_contracts.config import TrainConfig
+from data_contracts.errors import ConfigError
 from stages.plan.estimate import Estimator
 from stages.plan.trace import Shape
 from stages.technique import offload
@@ -99,6 +100,11 @@ def test_hifts_rate_changes_once_a_cycle():
         optimizer.step(window, 1e-3 * (number + 1), clip=1.0)
         seen.append(optimizer.adamw.param_groups[0]["lr"])
     assert seen == [1e-3] * 4 + [5e-3] * 4 + [1e-3 * 9]
+
+
+def test_lisa_refuses_to_draw_more_layers_than_there_are():
+    with pytest.raises(ConfigError, match="1000 are to train at a time and the model has 3"):
+        technique("lisa", layers=1000).wrap(llama(3))
 
 
 def test_lisa_trains_what_lies_outside_always_and_drops_the_moments_of_layers():

@@ -135,4 +135,4 @@ def loss_of(folder: Path | None, rows: Rows, split: str) -> Loss:
     from stages.workers.group import Group
 
     best = None if folder is None else max((folder / "best").iterdir(), key=lambda path: int(path.name))
-    return Validation(rows.tokens[split], None, 8192)(load_merged(best, rows.pin), Group(), "float32")
+    return Validation(rows.tokens[split], None, 8192)(load_merged(best, rows.pin), Group(), "float32")[0]

@@ -6,7 +6,10 @@ Prefect's embedded server, any process of Ray where training has a worker. Then 
 killed in its turn, until the pipeline has had its share of kills and may finish. Once a run is recorded its
 configuration file is edited, which must not matter. Everything drawn comes from `--seed`.
 
-    python -m benchmarks.soak [--quick] [--kills N] [--seed S] [--data FOLDER]
+    python -m benchmarks.soak [--quick | --moments] [--kills N] [--seed S] [--data FOLDER]
+
+`--moments` is the loop alone, without Prefect, killed once at every moment of every stage call (see
+`tests.faults.mortal_loop`), one after the other.
 
 Figures, over all pipelines: `digests_equal` (every output of every stage as in the undisturbed run), `committed_twice`
 (identities with more than one commit), `left_running` (runs in MLflow, flow and task runs in Prefect, and processes).
@@ -33,6 +36,7 @@ from benchmarks.chain import report
 from data_contracts.records import Promotion
 from data_contracts.store import Store
 from flows.workspace import Workspace
+from tests.faults.mortal_loop import RACE, killed, live, moments, write
 from tests.flows.small_run import lay_out
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +44,7 @@ KILLS_A_PIPELINE = 6
 STAGES, AHEAD = 12, 4
 """Stage calls of the pipeline, and at most how many of them a killed run gets further."""
 OVER = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+MOMENTS_FLOPS = 2 * 10**10
 START_SECONDS, AFTER_SECONDS, PATIENCE_SECONDS = 12.0, 2.5, 600.0
 
 
@@ -227,15 +232,35 @@ def run(folder: Path, shared: Path, kills: int, seed: int, workers: list[int]) -
     }
 
 
+def every_moment(folder: Path, shared: Path) -> dict[str, Any]:
+    """Kill one loop at every moment that an undisturbed one passes, and return the figures."""
+    began = time.monotonic()
+    whole = live(write(folder / "whole", shared, {"flops": MOMENTS_FLOPS}, RACE))
+    assert whole is not None
+    wanted = moments(whole)
+    found = killed(write(folder / "killed", shared, {"flops": MOMENTS_FLOPS}, RACE), wanted)
+    return {
+        "kills": len(wanted),
+        "calls": len(whole["digests"]),
+        "decisions_equal": found["decisions"] == whole["decisions"],
+        "digests_equal": found["digests"] == whole["digests"],
+        "seconds": round(time.monotonic() - began),
+    }
+
+
 def main() -> None:
     """Parse the command line, run, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three kills of one pipeline without a worker: 3 minutes")
+    parser.add_argument("--moments", action="store_true", help="the loop, at every moment: two minutes")
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared", help="the folder that holds data/")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
+        if given.moments:
+            report("soak", every_moment(Path(scratch), given.data))
+            return
         kills, workers = (3, [0]) if given.quick else (given.kills, [1, 0])
         report("soak", run(Path(scratch), given.data, kills, given.seed, workers))
 

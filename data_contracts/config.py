@@ -352,8 +352,7 @@ class AutoConfig(Frozen):
         gt=0,
         le=1,
         description="Where `probe_share` is too short to tell, probes are as long as they must be. All together, with "
-        "what dear arms score for them and reading them, take no more of what may be spent: else dear arms are left "
-        "out, then all.",
+        "what dear arms score for them, take no more of what may be spent: else dear arms are left out, then all.",
     )
     sample: float = Field(0.2, gt=0, le=1, description="Share of the pool that the probe of a dear arm scores.")
     most_price: float = Field(

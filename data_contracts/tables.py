@@ -237,6 +237,22 @@ CURVE = Contract(
     about="Telemetry by optimizer step. A non-finite loss is recorded as it is: the governor must see it.",
 )
 
+VALIDATION_LOSSES = Contract(
+    "validation_losses",
+    1,
+    pa.schema(
+        [
+            _field("step", INT64),
+            _field("document", INT32),  # row of the validation tokens, in their order by example_id
+            _field("loss_sum", F64),  # nats over its answer tokens
+            _field("answer_tokens", INT32),
+        ]
+    ),
+    key=("step", "document"),
+    invariants=(Within("document", 0), Within("answer_tokens", 0)),
+    about="One row a document of an evaluation in training: evaluations compare document by document.",
+)
+
 EXAMPLE_LOSSES = Contract(
     "example_losses",
     1,
@@ -341,6 +357,7 @@ TABLES = {
         MIXTURE,
         REPETITION,
         CURVE,
+        VALIDATION_LOSSES,
         EXAMPLE_LOSSES,
         EXAMPLE_INFLUENCE,
         EXAMPLE_CHOICES,

@@ -57,7 +57,6 @@ def contest(
     auto: AutoConfig,
     least: float,
     told: Mapping[str, Likeness],
-    reading: float = 0.0,
 ) -> Contest:
     """Return who is raced where `limit` FLOPs may be spent.
 
@@ -69,19 +68,16 @@ def contest(
         least: FLOPs of the shortest probe that tells something.
         told: the likeness of what an arm takes, by its name, where words tell it. Such an arm takes as many rows as the
             pool has of the kind.
-        reading: FLOPs of validating a model once.
     """
     first, *others = arms
     others = [of_the_kind(arm, told.get(arm.name)) for arm in others]
     out = {arm.name: why for arm in others if (why := left_out(arm, plan, limit, auto, least, told.get(arm.name)))}
     standing = [first, *(arm for arm in others if arm.name not in out)]
     probe = probe_flops(len(standing), limit, auto, least) if chooses(standing, plan, limit) else 0.0
-    if probe and trying(standing, probe, plan, auto, reading) > auto.most_probes * limit:
+    if probe and trying(standing, probe, plan, auto) > auto.most_probes * limit:
         out |= {arm.name: f"trying would take more than {auto.most_probes:.0%}" for arm in standing if arm.passes}
         standing = [arm for arm in standing if not arm.passes]
-        few = (
-            chooses(standing, plan, limit) and trying(standing, probe, plan, auto, reading) <= auto.most_probes * limit
-        )
+        few = chooses(standing, plan, limit) and trying(standing, probe, plan, auto) <= auto.most_probes * limit
         probe = probe if few else 0.0
     sure = [arm for arm in others if moves_enough(told.get(arm.name)) and chooses([first, arm], plan, limit)]
     if sure and not (probe and any(arm.passes for arm in standing)):
@@ -137,13 +133,8 @@ def spendable(decision: Decision, plan: Plan) -> float:
 
 def least_probe(decision: Decision, steps: int, evaluations: int) -> float:
     """Return the FLOPs of the shortest probe that tells something: its steps, and the evaluations that read them."""
-    return steps * float(decision.numbers["step_flops"] or 0) + min(steps, evaluations) * reading_flops(decision)
-
-
-def reading_flops(decision: Decision) -> float:
-    """Return the FLOPs of one evaluation: those of the dearest step, which was evaluated, less a step's."""
     step, dearest = (float(decision.numbers[name] or 0) for name in ("step_flops", "least_segment_flops"))
-    return max(0.0, dearest / 2 - step)
+    return steps * step + min(steps, evaluations) * max(0.0, dearest / 2 - step)
 
 
 def probe_flops(arms: int, limit: float, auto: AutoConfig, least: float) -> float:
@@ -153,10 +144,9 @@ def probe_flops(arms: int, limit: float, auto: AutoConfig, least: float) -> floa
     return least if arms * least <= auto.most_probes * limit else 0.0
 
 
-def trying(arms: Sequence[ArmConfig], probe: float, plan: Plan, auto: AutoConfig, reading: float) -> float:
-    """Return the FLOPs of a race: probes, what dear arms score for them, and reading the start and every end."""
-    scoring = sum(auto.sample * expected_price(arm, plan) for arm in arms)
-    return len(arms) * probe + scoring + (len(arms) + 1) * reading
+def trying(arms: Sequence[ArmConfig], probe: float, plan: Plan, auto: AutoConfig) -> float:
+    """Return the FLOPs of a race: probes, and what dear arms score for them."""
+    return len(arms) * probe + sum(auto.sample * expected_price(arm, plan) for arm in arms)
 
 
 def share_of(arm: ArmConfig, plan: Plan, limit: float) -> float:

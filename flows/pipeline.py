@@ -94,6 +94,7 @@ def trained(run: PipelineRun) -> Trained:
                 target_tokens=target,
                 validation_tokens=validation,
                 example_losses=losses,
+                validation_losses=begun.ref("validation_losses"),
             )
         if won is not None:
             segment, weighing = won.trained, won.weighed.ref("weighing")

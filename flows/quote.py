@@ -22,7 +22,6 @@ from flows.arms import (
     least_probe,
     left_out,
     of_the_kind,
-    reading_flops,
     sections,
     share_of,
     spendable,
@@ -35,9 +34,9 @@ from stages.governor.quoting import modelled_limit
 from stages.score.scorer import Scorer
 
 SHARE = 0.05
-"""Of what may be spent: the most that probes may cost, choosing for them and reading them included."""
+"""Of what may be spent: the most that probes may cost, choosing for them included."""
 SLACK = 1.25
-"""On what scoring a sample and reading a model are expected to cost, before it was done."""
+"""On what scoring a sample and an evaluation are expected to cost, before it was done."""
 CONFIGURED = "configured"
 """What the way of choosing is called that `score` and `select` describe, where `auto` names none."""
 
@@ -66,13 +65,14 @@ def quote(run: PipelineRun) -> Result:
             run.next_round()
             planned = planned_anew(run, data, checkpoint, curves)
             plan = run.read(planned, "plan", Plan)
-        shared |= {"checkpoint": checkpoint, "example_losses": begun.ref("example_losses")}
+        shared |= {"checkpoint": checkpoint}
+        shared |= {name: begun.ref(name) for name in ("example_losses", "validation_losses")}
         given = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
         limit = spendable(decision, plan)
         least = least_probe(decision, config.auto.least_steps, PROBE_EVALUATIONS)
         told = likenesses(run, arms, plan, limit, given)
-        quoted = Quoted(run, arms, plan, limit, told, least, reading_flops(decision))
-        tried = [] if decision.stops else _probes(run, quoted, given, reading, target)
+        quoted = Quoted(run, arms, plan, limit, told, least)
+        tried = [] if decision.stops else _probes(run, quoted, given, target)
         made = {"decision": decided.ref("decision")}
         made["curve"] = curves + tuple(ref for item in tried for ref in item.trained.ref("curve"))
         if tried:
@@ -137,8 +137,7 @@ class Quoted:
         arms: the ways of choosing, chance first.
         plan, limit: what there is to spend.
         told: what words tell of an arm, by its name.
-        least, reading: FLOPs of the shortest probe that tells something, and of validating a model; 0 where nothing is
-            tried.
+        least: FLOPs of the shortest probe that tells something; 0 where nothing is tried.
     """
 
     def __init__(
@@ -149,12 +148,11 @@ class Quoted:
         limit: float,
         told: Mapping[str, Likeness],
         least: float = 0.0,
-        reading: float = 0.0,
     ) -> None:
         self.config, self.plan, self.limit, self.told = run.config, plan, limit, dict(told)
         self.arms = arms
         auto, named = run.config.auto, run.config.auto.arms
-        held = contest(named, plan, limit, auto, least, told, reading) if named else None
+        held = contest(named, plan, limit, auto, least, told) if named else None
         self.races = held is not None and len(held.arms) > 1
         self.probe = int(max(auto.probe_share * limit, least))
         self.standing = tuple(
@@ -194,15 +192,13 @@ def _room_for_one(auto: AutoConfig, config: Config, plan: Plan, pool_rows: int, 
     """Return whether the shortest probe of chance fits, by the plan alone: a step is of rows of mean length."""
     step = plan.micro_batch * plan.accumulation * max(1, plan.workers) * plan.pass_flops / pool_rows
     least = auto.least_steps * step + min(auto.least_steps, PROBE_EVALUATIONS) * reading
-    return max(auto.probe_share * limit, least) + 2 * reading <= SHARE * limit
+    return max(auto.probe_share * limit, least) <= SHARE * limit
 
 
-def _probes(
-    run: PipelineRun, quoted: Quoted, shared: Mapping[str, tuple[Ref, ...]], reading: float, target: float
-) -> list[Tried]:
+def _probes(run: PipelineRun, quoted: Quoted, shared: Mapping[str, tuple[Ref, ...]], target: float) -> list[Tried]:
     """Try arms while there is room, and return them in the order in which a race weighs them.
 
-    `reading` and `target` are FLOPs: a model on validation, and a training pass over the target.
+    `target` are the FLOPs of a training pass over the target.
     """
     plan, limit, auto = quoted.plan, quoted.limit, run.config.auto
     before, tried = len(run.steps), list[Tried]()
@@ -210,7 +206,7 @@ def _probes(
     def fits(arm: ArmConfig) -> bool:
         spent = sum({step.run: step.cost.flops for step in run.steps[before:]}.values())
         scoring = SLACK * (auto.sample * expected_price(arm, plan) + target) if arm.passes else 0.0
-        return spent + scoring + quoted.probe + (len(tried) + 2) * reading <= SHARE * limit
+        return spent + scoring + quoted.probe <= SHARE * limit
 
     for arm in sorted(quoted.standing, key=lambda arm: (not by_chance(arm), expected_price(arm, plan))):
         if not fits(arm):

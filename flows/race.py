@@ -24,7 +24,6 @@ from flows.arms import (
     first_share,
     least_probe,
     probed_share,
-    reading_flops,
     said,
     sections,
     share_of,
@@ -97,7 +96,7 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
         run: who calls the stages.
         planned, decided: the plan and the decision that stand; the decision says what may be spent.
         shared: references by name: base, checkpoint, pool, target, validation, pool_tokens, target_tokens,
-            validation_tokens, example_losses.
+            validation_tokens, example_losses, validation_losses (of what led to the checkpoint).
     """
     auto, plan = run.config.auto, run.read(planned, "plan", Plan)
     decision = run.read(decided, "decision", Decision)
@@ -105,7 +104,7 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
     shared = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
     least = least_probe(decision, auto.least_steps, PROBE_EVALUATIONS)
     told = likenesses(run, auto.arms, plan, limit, shared)
-    held = contest(auto.arms, plan, limit, auto, least, told, reading_flops(decision))
+    held = contest(auto.arms, plan, limit, auto, least, told)
     for name, likeness in told.items():
         run.notice(f"{name}, by words alone: {said(likeness)}")
     for name, why in held.left_out.items():
@@ -149,11 +148,11 @@ def weigh(run: Asker, tried: Sequence[Tried], shared: Mapping[str, tuple[Ref, ..
         "race",
         "weigh",
         {"auto": run.config.auto.model_copy(update={"arms": tuple(item.arm for item in tried)})},
-        start=shared["checkpoint"],
-        checkpoint=tuple(ref for item in tried for ref in item.trained.ref("checkpoint")),
+        start=shared["validation_losses"],
+        validation_losses=tuple(ref for item in tried for ref in item.trained.ref("validation_losses")),
         curve=tuple(ref for item in tried for ref in item.trained.ref("curve")),
         selection=tuple(ref for item in tried for ref in item.selected.ref("selection")),
-        **_given(shared, "base", "plan", "decision", "target_tokens", "validation_tokens"),
+        **_given(shared, "plan", "decision", "target_tokens"),
     )
 
 

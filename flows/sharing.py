@@ -6,6 +6,7 @@ that it spent up to there counted once. How a pot is divided is `stages/governor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from data_contracts.config import Config
 from data_contracts.config_file import parse
 from data_contracts.cost import Cost
 from data_contracts.errors import ConfigError
-from data_contracts.ledger import Ledger
+from data_contracts.ledger import Entry, Ledger
 from data_contracts.records import Decision, Manifest
 from data_contracts.store import AttemptRow, RunRow, Store
 from flows.workspace import Workspace
@@ -28,6 +29,11 @@ TRAINING = ("warm_up", "train")
 SECONDS = 3600.0
 
 
+def amount(cost: Cost, unit: Unit) -> float:
+    """Return the cost in the pot's unit."""
+    return cost.seconds / SECONDS if unit == "hours" else float(getattr(cost, STOCK[unit]))
+
+
 @dataclass(frozen=True)
 class Begun:
     """A run of a configuration as it stands.
@@ -38,8 +44,9 @@ class Begun:
         state: of its training up to where it goes on; None before its first decision.
         round: of the decision that is made anew.
         kept: the ledger of all that it goes on with; with money where there is a price.
-        spent: of all that it did, lost attempts and a closing decay included.
+        spent: by all that it made or was given, failed attempts and a closing decay included.
         again: FLOPs of training that are made again: its closing decay.
+        pass_flops: of a pass over the selection in force, evaluations included; None before the first selection.
     """
 
     run: RunRow | None
@@ -49,6 +56,7 @@ class Begun:
     kept: Ledger = field(default_factory=Ledger)
     spent: Cost = field(default_factory=Cost)
     again: int = 0
+    pass_flops: float | None = None
 
     @property
     def loss(self) -> float | None:
@@ -61,17 +69,12 @@ class Begun:
         if unit == "flops":
             return 1.0
         trained = sum((cost for cause, cost in self.kept.by_cause().items() if cause in TRAINING), Cost())
-        amount = trained.seconds / SECONDS if unit == "hours" else trained.money
-        return amount / trained.flops if trained.flops and amount > 0 else None
+        took = amount(trained, unit)
+        return took / trained.flops if trained.flops and took > 0 else None
 
     def kept_of(self, unit: Unit) -> float:
         """Return what it goes on with has spent of the pot's stock."""
-        total = self.kept.total
-        return total.seconds / SECONDS if unit == "hours" else float(getattr(total, STOCK[unit]))
-
-    def spent_of(self, unit: Unit) -> float:
-        """Return what all of it has spent of the pot's stock."""
-        return self.spent.seconds / SECONDS if unit == "hours" else float(getattr(self.spent, STOCK[unit]))
+        return amount(self.kept.total, unit)
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def shares(
     found = []
     for workspace, run, claim, portion in zip(workspaces, begun, claims, portions, strict=True):
         limit = run.kept_of(unit) + portion.part
-        command = _command(workspace, run, unit, limit) if portion.part > 0 else ""
+        command = _command(workspace, run, unit, limit, portion.flops) if portion.part > 0 else ""
         found.append(Share(claim.name, run, portion, claim.curve, limit, command))
     return found
 
@@ -146,8 +149,8 @@ def newest(workspace: Workspace) -> Begun:
 
 def _standing(store: Store, row: RunRow, attempts: Sequence[AttemptRow], config: Config) -> Begun:
     price = config.budget.price
-    refs = [ref for item in attempts for ref in item.refs.values()]
-    spent = store.ledger(refs, lost=True).priced(price).total
+    each = {item.run: Entry(item.run, item.run, item.stage, item.costs) for item in attempts}
+    spent = Ledger.fold(each.values()).priced(price).total
     decided = [
         (store.record(item.refs["decision"], Decision), store.read_manifest(item.run))
         for item in attempts
@@ -158,8 +161,24 @@ def _standing(store: Store, row: RunRow, attempts: Sequence[AttemptRow], config:
     decided.sort(key=lambda item: item[0].round)
     at, manifest = next((item for item in decided if item[0].stops or item[0].anneals), decided[-1])
     state, last = _state(store, manifest, config, at), _state(store, decided[-1][1], config, decided[-1][0])
-    given = [ref for name, refs in manifest.inputs.items() for ref in refs]
-    return Begun(row, config, state, at.round, store.ledger(given).priced(price), spent, again=last.flops - state.flops)
+    given = [ref for refs in manifest.inputs.values() for ref in refs]
+    return Begun(
+        row,
+        config,
+        state,
+        at.round,
+        store.ledger(given).priced(price),
+        spent,
+        again=last.flops - state.flops,
+        pass_flops=_pass_flops(store, manifest) if at.round else None,
+    )
+
+
+def _pass_flops(store: Store, manifest: Manifest) -> float | None:
+    curve = read_table(store.open(manifest.inputs["curve"][-1]) / TABLE_FILE)
+    epoch, flops = (curve.column(name).to_numpy() for name in ("epoch", "flops"))
+    passes = float(epoch[-1] - epoch[0])
+    return float(flops[-1] - flops[0]) / passes if passes > 0 else None
 
 
 def _state(store: Store, manifest: Manifest, config: Config, decision: Decision) -> State:
@@ -190,18 +209,22 @@ def claim_of(name: str, begun: Begun, unit: Unit, weight: float, most: float) ->
     return nothing(claim, why) if rises else claim
 
 
-def _command(workspace: Workspace, begun: Begun, unit: Unit, limit: float) -> str:
+def _command(workspace: Workspace, begun: Begun, unit: Unit, limit: float, flops: float | None) -> str:
     """Return the command that goes on with a run; where none was begun, the section that its configuration needs."""
     file = workspace.given
     stock = STOCK[unit]
-    amount: float | int = limit * SECONDS if unit == "hours" else limit
-    shown = f"{int(amount)}" if unit == "flops" else f"{amount:.6g}"
+    shown = f"{int(limit)}" if unit == "flops" else f"{limit * SECONDS if unit == 'hours' else limit:.6g}"
     if begun.run is None:
         return f"budget: {{{stock}: {shown}}} in {file}, then lazytrain run {file}"
-    more = ""
-    if begun.config.govern.rounds <= begun.round:
-        more = f" --set govern.rounds={begun.round + 1}"
+    rounds = rounds_for(begun, flops or 0.0)
+    more = f" --set govern.rounds={rounds}" if rounds > begun.config.govern.rounds else ""
     return f"lazytrain resume {begun.run.run[:12]} --config {file} --set budget.{stock}={shown}{more}"
+
+
+def rounds_for(begun: Begun, flops: float) -> int:
+    """Return the rounds with which a run can train with `flops` more: a segment makes `train.epochs` passes at most."""
+    longest = begun.config.train.epochs * (begun.pass_flops or math.inf)
+    return max(begun.config.govern.rounds, begun.round + max(1, math.ceil(flops / longest)))
 
 
 def _check(names: Sequence[str], weights: Mapping[str, Any], most: Mapping[str, Any]) -> None:

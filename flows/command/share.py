@@ -91,13 +91,15 @@ def share(
 
 def tables(found: Sequence[Share], unit: Unit) -> tuple[Table, Table]:
     """Return what each run gets, and what that is expected to bring; gains are nats, by weight, of the pot's unit."""
+    from flows.sharing import amount
+
     name = UNITS[unit]
     parts = tuple(
         (
             item.name,
             item.begun.run.status.lower() if item.begun.run else "not begun",
-            float(item.begun.spent_of(unit)),
-            float(item.begun.kept_of(unit)),
+            amount(item.begun.spent, unit),
+            item.begun.kept_of(unit),
             item.portion.part,
             item.portion.flops,
         )
@@ -126,11 +128,13 @@ def tables(found: Sequence[Share], unit: Unit) -> tuple[Table, Table]:
 
 def facts(found: Sequence[Share], unit: Unit, pot: float, weights: dict[str, float]) -> dict[str, Any]:
     """Return the same as one JSON object."""
+    from flows.sharing import amount
+
     runs = [
         {
             "name": item.name,
             "run": item.begun.run.run if item.begun.run else None,
-            "spent": item.begun.spent_of(unit),
+            "spent": amount(item.begun.spent, unit),
             "goes_on_from": item.begun.kept_of(unit),
             "share": item.portion.part,
             "limit": item.limit,

@@ -50,6 +50,7 @@ class Begin(Stage[BeginSlice]):
     gives: ClassVar[Mapping[str, str]] = {
         "checkpoint": "checkpoint",
         "curve": "curve",
+        "validation_losses": "validation_losses",
         "example_losses": "example_losses",
         "selection": "selection",
     }

@@ -224,10 +224,11 @@ class _Segment:
 
     def _evaluate(self) -> Loss:
         began, at = time.perf_counter(), self.at
-        loss = self.validation(self.model, self.group, self.job.plan.precision)
+        loss, documents = self.validation(self.model, self.group, self.job.plan.precision)
         at.evaluated, at.eval_tokens = at.evaluated + 1, at.eval_tokens + self.validation.tokens
         if self.meter is not None:
             at.eval_flops += self.validation.flops(self.meter)
+            self.telemetry.documents(documents)
             self.telemetry.timing("evaluation", began, self.validation.tokens)
         return loss
 

@@ -65,7 +65,7 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
             "lower `train.learning_rate`, and look for broken rows in the selection; nothing was committed",
         )
     more = (("example_influence", job.train.influence), ("example_choices", job.train.batch_selector))
-    rows = dict.fromkeys(("curve", "example_losses", *(name for name, asked in more if asked)), 0)
+    rows = dict.fromkeys(("curve", "validation_losses", "example_losses", *(name for name, asked in more if asked)), 0)
     for name in rows:
         with work.writer(name) as writer:
             for chunk in read_chunks(job.home / ROWS, result["chunks"], name):

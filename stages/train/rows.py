@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from data_contracts.arrow import read_table, write_table
-from data_contracts.tables import CURVE, EXAMPLE_CHOICES, EXAMPLE_INFLUENCE, EXAMPLE_LOSSES
+from data_contracts.tables import CURVE, EXAMPLE_CHOICES, EXAMPLE_INFLUENCE, EXAMPLE_LOSSES, VALIDATION_LOSSES
 
 TIMING = pa.schema(
     [
@@ -35,6 +35,7 @@ CHOICES = pa.schema(
 )
 SCHEMAS = {
     "curve": CURVE.schema,
+    "validation_losses": VALIDATION_LOSSES.schema,
     "example_losses": EXAMPLE_LOSSES.schema,
     "example_influence": EXAMPLE_INFLUENCE.schema,
     "example_choices": EXAMPLE_CHOICES.schema,

@@ -46,6 +46,7 @@ class Train(Stage[TrainSlice]):
     gives: ClassVar[Mapping[str, str]] = {
         "checkpoint": "checkpoint",
         "curve": "curve",
+        "validation_losses": "validation_losses",
         "example_losses": "example_losses",
         "example_influence": "example_influence",
         "example_choices": "example_choices",

@@ -74,6 +74,12 @@ class Telemetry:
             known = {"step": self.run_step, "position": place, "example_id": examples.row(int(row)).example_id}
             self.rows.add("example_choices", {**known, "chosen": place in taken, "weight": weight, "gain": gain})
 
+    def documents(self, found: torch.Tensor) -> None:
+        """Write a row a document of an evaluation; `found` (2, documents) are loss sums and answer tokens."""
+        for document, (loss, count) in enumerate(found.T.tolist()):
+            known = {"step": self.run_step, "document": document}
+            self.rows.add("validation_losses", {**known, "loss_sum": loss, "answer_tokens": int(count)})
+
     def curve(
         self,
         result: StepResult | None,

@@ -77,8 +77,11 @@ class Validation:
         return sum(meter.forward(*shape) for shape in self._shapes)
 
     @torch.no_grad()
-    def __call__(self, model: nn.Module, group: Group, precision: str) -> Loss:
-        """Evaluate `model` (left in evaluation mode); the ranks share the batches and return the same loss."""
+    def __call__(self, model: nn.Module, group: Group, precision: str) -> tuple[Loss, torch.Tensor]:
+        """Evaluate `model` (left in evaluation mode); the ranks share the batches and return the same.
+
+        Returns the loss, and of shape (2, documents) float64 each document's loss sum in nats and its answer tokens.
+        """
         model.eval()
         found = torch.zeros(2, self.documents, dtype=torch.float64)
         kind = torch.device(group.device).type
@@ -96,4 +99,5 @@ class Validation:
             found[1, bucket] = tokens_D.double().cpu()
         placed = found.to(group.device)
         group.sum_([placed])
-        return ratio_estimate(*placed.cpu())
+        found = placed.cpu()
+        return ratio_estimate(*found), found

@@ -1,80 +1,69 @@
 """The engine of weighing: losses of each arm by document, its price, and the choice.
 
-An arm's price is what its scoring cost, brought from the sample that the probe scored to the whole pool. One model is
-held at a time. Shapes: D validation documents.
+An arm's price is what its scoring cost, brought from the sample that the probe scored to the whole pool. Losses are
+those that training's own evaluations noted: no model is read. Shapes: D validation documents.
 """
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 
 from data_contracts.config import ArmConfig, AutoConfig
 from data_contracts.cost import Cost
 from data_contracts.errors import ArtifactError, InputError
-from data_contracts.records import Decision, ModelPin, Plan, Summary, Table, WeighedArm, Weighing
+from data_contracts.records import Decision, Plan, Summary, Table, WeighedArm, Weighing
 from stages.governor.payback import Forecast, Probe, forecasts, pick, visited_share
-from stages.meter.flops import FlopModel
-from stages.meter.machine import device_kind
-from stages.meter.memory import peak_bytes
-from stages.model.batch import TokenTable, collate, length_buckets
-from stages.model.checkpoint import load_merged
-from stages.model.loss import document_losses
-from stages.model.pin import read_pin
 from stages.stage import Inputs, Work
 from stages.statistics.paired import clustered_se
 
-BATCH_TOKENS = 4096
 CHOOSING = ("score", "select")
 
 
 def weigh_arms(auto: AutoConfig, inputs: Inputs, work: Work) -> Summary:
     """Write `weighing`. Raises `ArtifactError` where the inputs are not one of each an arm."""
     arms, curves, selections = auto.arms, inputs.all("curve"), inputs.all("selection")
-    checkpoints = inputs.all("checkpoint")
-    counts = {len(arms), len(curves), len(selections), len(checkpoints)}
+    losses = inputs.all("validation_losses")
+    counts = {len(arms), len(curves), len(selections), len(losses)}
     if len(counts) > 1 or not arms:
         raise ArtifactError(
-            "one curve, one checkpoint and one selection an arm, in the order of `auto.arms`",
-            f"{len(curves)}, {len(checkpoints)} and {len(selections)} of {len(arms)} arm(s)",
+            "one curve, one table of validation losses and one selection an arm, in the order of `auto.arms`",
+            f"{len(curves)}, {len(losses)} and {len(selections)} of {len(arms)} arm(s)",
             "pass the outputs of every arm's select and train",
         )
     decision, plan = inputs.one("decision").record(Decision), inputs.one("plan").record(Plan)
     target = plan.flops_per_token * int(inputs.one("target_tokens").table().column("n_tokens").to_numpy().sum())
     before = work.spent(inputs.one("decision").ref).total.flops
-    bench = Bench(read_pin(inputs.one("base")), TokenTable(inputs.one("validation_tokens").table()))
-    with work.progress("weigh", float(len(arms) + 1), "models") as bar:
-        start_D = bench.sums(inputs.one("start").folder)
-        bar.advance()
-        probes: list[Probe] = []
-        tried: list[tuple[ArmConfig, int]] = []
-        failed: list[str] = []
-        for arm, curve, selection, checkpoint in zip(arms, curves, selections, checkpoints, strict=True):
-            chosen = sum(work.spent(selection.ref).by_cause().get(cause, Cost()).flops for cause in CHOOSING)
-            price = _price(arm, chosen, target, auto)
-            probe = Probe(arm.name, *_points(curve.table()), bench.sums(checkpoint.folder), price)
-            bar.advance()
-            if not len(probe.loss_P) or not np.isfinite(probe.sums_D).all():
-                failed.append(arm.name)
-                continue
-            probes.append(probe)
-            tried.append((arm, chosen + int(curve.table().column("flops")[-1].as_py())))
+    start_D, tokens_D = best_evaluation(inputs.one("start").table())
+    probes: list[Probe] = []
+    tried: list[tuple[ArmConfig, int]] = []
+    failed: list[str] = []
+    for arm, curve, selection, evaluated in zip(arms, curves, selections, losses, strict=True):
+        chosen = sum(work.spent(selection.ref).by_cause().get(cause, Cost()).flops for cause in CHOOSING)
+        sums_D, read_D = best_evaluation(evaluated.table())
+        if not np.array_equal(read_D, tokens_D):
+            raise ArtifactError(
+                "arms that were evaluated on the same documents as what they started from",
+                f"the probe of {arm.name} was not",
+                "train all of them with one `data.validation` and one `train.validation_rows`",
+            )
+        probe = Probe(arm.name, *_points(curve.table()), sums_D, _price(arm, chosen, target, auto))
+        if not len(probe.loss_P) or not np.isfinite(probe.sums_D).all():
+            failed.append(arm.name)
+            continue
+        probes.append(probe)
+        tried.append((arm, chosen + int(curve.table().column("flops")[-1].as_py())))
     if not probes or probes[0].name != arms[0].name:
         raise InputError(
             f"a finite validation loss of the arm to beat, {arms[0].name}",
             "its probe's loss is not finite",
             "lower `train.learning_rate`",
         )
-    work.charge("probe", Cost(flops=bench.flops, tokens=bench.tokens, seconds=bench.seconds, peak_bytes=peak_bytes()))
-    spendable = _spendable(decision, plan, work.spent().total.flops - before + bench.flops)
-    found = forecasts(bench.tokens_D, probes, spendable, work.rng("weigh", "resamples"))
+    spendable = _spendable(decision, plan, work.spent().total.flops - before)
+    found = forecasts(tokens_D, probes, spendable, work.rng("weigh", "resamples"))
     best = pick(found, auto.confidence)
-    loss = float(start_D.sum() / bench.tokens_D.sum())
+    loss = float(start_D.sum() / tokens_D.sum())
     weighed = tuple(
         WeighedArm(
             name=arm.name,
@@ -82,8 +71,8 @@ def weigh_arms(auto: AutoConfig, inputs: Inputs, work: Work) -> Summary:
             price_flops=probe.price,
             spent_flops=paid,
             probe_flops=int(probe.flops_P[-1]),
-            probe_loss=float(probe.sums_D.sum() / bench.tokens_D.sum()),
-            probe_se=_error(probe.sums_D, bench.tokens_D),
+            probe_loss=float(probe.sums_D.sum() / tokens_D.sum()),
+            probe_se=_error(probe.sums_D, tokens_D),
             training_flops=cast.training_flops,
             expected_loss=cast.loss,
             low=cast.low,
@@ -108,33 +97,17 @@ def weigh_arms(auto: AutoConfig, inputs: Inputs, work: Work) -> Summary:
     return _summary(record)
 
 
-class Bench:
-    """The validation documents, and what models make of them; counts what that costs."""
+def best_evaluation(losses: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return (nats over its answer tokens, answer tokens) of each document, at the lowest evaluation of a segment.
 
-    def __init__(self, pin: ModelPin, rows: TokenTable) -> None:
-        if not len(rows):
-            raise InputError("a validation split of at least one row", "it has none", "give `data.validation`")
-        self._pin, self._rows = pin, rows
-        self._buckets = length_buckets([int(length) for length in rows.lengths], BATCH_TOKENS)
-        self.tokens_D = np.zeros(len(rows))
-        self.flops = self.tokens = 0
-        self.seconds = 0.0
-
-    @torch.no_grad()
-    def sums(self, checkpoint: Path) -> np.ndarray:
-        """Return nats over the answer tokens of each document, float64, by the model of `checkpoint`."""
-        began = time.perf_counter()
-        model = load_merged(checkpoint, self._pin, dtype=torch.float32, device=device_kind())
-        meter = FlopModel.trace(model, train=False)
-        sums_D = np.zeros(len(self._rows))
-        for bucket in self._buckets:
-            batch = collate([self._rows.row(index) for index in bucket]).to(device_kind())
-            loss_D, tokens_D = document_losses(model, batch)
-            sums_D[bucket], self.tokens_D[bucket] = loss_D.double().cpu(), tokens_D.cpu()
-            self.flops += meter.forward(*batch.shape, int(tokens_D.sum()))
-            self.tokens += batch.tokens
-        self.seconds += time.perf_counter() - began
-        return sums_D
+    That is the one whose weights the segment's checkpoint holds; the last one where none is finite.
+    """
+    steps, sums, tokens = (losses.column(name).to_numpy() for name in ("step", "loss_sum", "answer_tokens"))
+    found = {int(step): steps == step for step in np.unique(steps)}
+    mean = {step: float(sums[rows].sum()) for step, rows in found.items() if np.isfinite(sums[rows]).all()}
+    step = min(mean, key=lambda step: mean[step]) if mean else int(steps.max())
+    order = np.argsort(losses.column("document").to_numpy()[found[step]])
+    return sums[found[step]][order], tokens[found[step]][order]
 
 
 def _error(sums_D: np.ndarray, tokens_D: np.ndarray) -> float:

@@ -1,7 +1,7 @@
 """Weigh ways of choosing against each other: what each taught in a short training, and what it costs from here on.
 
 Every arm was scored, selected and trained by the stages of those names, from one checkpoint and with equal FLOPs. Reads
-each arm's validation loss document by document, so that what is common to the arms cancels. Trains nothing.
+each arm's validation loss document by document, so that what is common to the arms cancels. No model is read.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ class WeighSlice(Frozen):
 
 
 class Weigh(Stage[WeighSlice]):
-    """Curves, checkpoints and selections of the arms to the one that pays."""
+    """Curves, validation losses and selections of the arms to the one that pays."""
 
     verb: ClassVar[str] = "weigh"
     config: ClassVar[type[Frozen]] = WeighSlice
     takes: ClassVar[Mapping[str, Takes]] = {
-        "base": Takes("base"),
         "plan": Takes("plan"),
         "decision": Takes("decision"),
         "target_tokens": Takes("tokens"),
-        "validation_tokens": Takes("tokens"),
-        "start": Takes("checkpoint"),
-        "checkpoint": Takes("checkpoint", many=True),
+        "start": Takes("validation_losses"),
+        "validation_losses": Takes("validation_losses", many=True),
         "curve": Takes("curve", many=True),
         "selection": Takes("selection", many=True),
     }

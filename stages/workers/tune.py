@@ -12,8 +12,8 @@ The trainable reports the metric, `flops` since its start, and, where known, the
 
 from __future__ import annotations
 
+import json
 import math
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,8 @@ from stages.governor.state import State
 FLOPS = "flops"
 OPEN = frozenset({"continue", "end"})
 DIRECTIONS: Mapping[str, Literal["minimise", "maximise"]] = {"min": "minimise", "max": "maximise"}
+SEEN = ("rows", "ended", "metric", "mode", "budget_flops")
+"""Of `Trials`: what an experiment that goes on must know."""
 
 
 class Trials:
@@ -83,7 +85,9 @@ class Trials:
         rows = [row for row in self.rows.get(trial, []) if row["flops"] < flops]
         error = "validation_se" if self.metric == "validation_loss" else f"{self.metric}_se"
         step = int(result.get("training_iteration", len(rows) + 1))
-        rows.append({"step": step, "flops": flops, self.metric: result[self.metric], error: result.get(error)})
+        noise = result.get(error)
+        seen = {self.metric: float(result[self.metric]), error: None if noise is None else float(noise)}
+        rows.append({"step": step, "flops": flops, **seen})
         self.rows[trial] = rows
         left = None if self.budget_flops is None else max(0, self.budget_flops - flops)
         state = State.from_rows([rows], metric=self.metric, direction=DIRECTIONS[self.mode], horizon=left)
@@ -146,12 +150,16 @@ class PolicyScheduler(FIFOScheduler):
         return f"{type(self.trials.policy).name()} over {self.trials.time_attr}: {self.trials.ended} ended"
 
     def save(self, checkpoint_path: str) -> None:
-        """Write what was seen, as Tune's own schedulers do."""
-        Path(checkpoint_path).write_bytes(pickle.dumps(self.__dict__))
+        """Write what was seen, as JSON."""
+        seen = {name: getattr(self.trials, name) for name in SEEN}
+        Path(checkpoint_path).write_text(json.dumps(seen), encoding="utf-8")
 
     def restore(self, checkpoint_path: str) -> None:
-        """Read what `save` wrote."""
-        self.__dict__.update(pickle.loads(Path(checkpoint_path).read_bytes()))  # noqa: S301 - the user's own file
+        """Read what `save` wrote; the policy is this scheduler's own."""
+        seen = json.loads(Path(checkpoint_path).read_text(encoding="utf-8"))
+        for name in SEEN:
+            setattr(self.trials, name, seen[name])
+        self._metric = self.trials.metric
 
 
 class PolicyStopper(Stopper):

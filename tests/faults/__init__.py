@@ -24,6 +24,8 @@
                                           ../stages/train/test_resume.py::test_under_ray_a_killed_rank_fails_the_stage_as_transient_and_two_ranks_go_on
     13 driver loss                        ../stages/train/test_resume.py::test_a_segment_killed_several_times_inside_an_epoch_is_bit_identical
                                           test_soak.py::test_06_13_killed_runs_are_resumed_to_the_same_result
+                                          test_loop_faults.py::test_a_loop_killed_at_every_boundary_and_inside_every_long_stage_ends_as_if_it_had_not_been
+                                          test_loop_faults.py::test_under_a_budget_of_seconds_committed_decisions_are_replayed_and_no_lost_second_is_charged
     14 stale Ray run name                 test_store_faults.py::test_14_a_new_selection_never_gets_an_old_result
     15 append duplicates                  test_kill_faults.py::test_08_12_15_a_signal_at_any_word_with_the_store
     16 leaked concurrency slot            test_prefect_runs.py::test_a_run_killed_while_pending_gives_its_slot_back_and_runs_when_retried

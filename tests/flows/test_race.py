@@ -7,7 +7,9 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
+from data_contracts.arrow import TABLE_FILE, read_table
 from data_contracts.config import ARMS, ArmConfig, AutoConfig, Config
 from data_contracts.config_file import load
 from data_contracts.errors import ConfigError
@@ -31,6 +33,12 @@ from flows.pipeline_run import PipelineRun
 from flows.race import race
 from flows.workspace import Workspace
 from stages.governor.payback import expected_price
+from stages.model.batch import TokenTable, collate
+from stages.model.checkpoint import load_merged
+from stages.model.loss import document_losses
+from stages.model.pin import read_pin
+from stages.stage import Artifact
+from stages.weigh.engine import best_evaluation
 from tests.flows.small_run import lay_out, plain
 
 pytestmark = pytest.mark.shared
@@ -111,8 +119,6 @@ def test_what_trying_cost_is_charged_to_the_decisions_that_follow(raced):
 def test_a_sample_is_scored_before_the_race_and_the_whole_pool_only_for_the_winner(raced):
     _, run, _ = raced
     scores = run.store.open(step(run, "score-race-influence").refs["scores"])
-    from data_contracts.arrow import TABLE_FILE, read_table
-
     exact = read_table(scores / TABLE_FILE).column("exact").to_pylist()
     assert 0 < sum(exact) <= 0.41 * len(exact)
 
@@ -255,12 +261,26 @@ def test_a_dear_arm_that_can_be_tried_is_raced_against_a_sure_one():
 
 def test_an_arm_is_dear_to_try_too_and_where_all_would_take_too_much_nothing_is_tried():
     auto, plan = AutoConfig(arms=("random", "bm25", "cascade"), probe_share=0.01), plan_of(1000)
-    three = 3 * 30 + 0.2 * 0.4 * 1000 + 4 * 20  # probes, a sample's scores, the start and three ends read
-    assert trying(auto.arms, 30.0, plan, auto, 20.0) == three
-    for limit, tried in ((5 * three + 1, 3), (5 * three - 1, 2), (5 * (2 * 30 + 3 * 20) - 1, 1)):
-        held = contest(auto.arms, plan, limit, auto, 30.0, {}, 20.0)
+    three = 3 * 30 + 0.2 * 0.4 * 1000  # probes, and a sample's scores
+    assert trying(auto.arms, 30.0, plan, auto) == three
+    for limit, tried in ((5 * three + 1, 3), (5 * three - 1, 2), (5 * 2 * 30 - 1, 1)):
+        held = contest(auto.arms, plan, limit, auto, 30.0, {})
         assert len(held.arms) == tried
         assert ("cascade" in held.left_out) == (tried < 3)
+
+
+def test_what_training_noted_of_each_validation_document_is_what_the_arms_checkpoint_gives(raced):
+    _, run, _ = raced
+    made, base = step(run, "train-race-bm25"), step(run, "ingest").refs["base"]
+    rows = TokenTable(read_table(run.store.open(step(run, "ingest").refs["validation_tokens"]) / TABLE_FILE))
+    pin = read_pin(Artifact(base, run.store.open(base), lambda: run.store.measured(base)))
+    model = load_merged(run.store.open(made.refs["checkpoint"]), pin, dtype=torch.float32, device="cpu")
+    noted, tokens = best_evaluation(read_table(run.store.open(made.refs["validation_losses"]) / TABLE_FILE))
+    with torch.no_grad():
+        for document in range(len(rows)):
+            loss, count = document_losses(model, collate([rows.row(document)]))
+            assert (noted[document], tokens[document]) == (pytest.approx(float(loss), rel=1e-5), int(count))
+    assert step(run, "weigh-race").cost.flops == 0
 
 
 def test_where_every_arm_takes_the_whole_pool_there_is_nothing_to_race_for():

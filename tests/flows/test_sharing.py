@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from data_contracts.errors import ConfigError
 from data_contracts.ledger import Ledger
 from data_contracts.store import RunRow
 from flows.command.share import app
-from flows.sharing import Begun, claim_of, shares
+from flows.sharing import Begun, claim_of, rounds_for, shares
 from flows.workspace import Workspace
 from stages.governor.state import State
 
@@ -91,9 +92,19 @@ def test_what_is_not_one_pot_and_names_that_are_none_are_refused(files: list[Pat
 
 def test_a_run_that_used_its_rounds_is_given_one_more(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     falls = [2 + i**-0.5 for i in range(1, 9)]
-    monkeypatch.setattr("flows.sharing.newest", lambda workspace: begun(falls, rounds=1, at=1))
+    run = begun(falls, rounds=1, at=1)
+    monkeypatch.setattr("flows.sharing.newest", lambda workspace: run)
     (mine,) = shares([Workspace.read(files[0])], 1000.0, "flops", {}, {})
     assert mine.command == (
         f"lazytrain resume {'a' * 12} --config {files[0]} --set budget.flops=1850 --set govern.rounds=2"
     )
-    assert mine.portion.flops == pytest.approx(0.95 * 1850 - 850)
+    assert mine.portion.flops == pytest.approx(0.95 * 1850 - 850)  # 907.5
+
+
+def test_a_share_of_more_passes_than_a_segment_makes_is_given_a_round_for_each() -> None:
+    run = begun([2 + i**-0.5 for i in range(1, 9)], rounds=3, at=2)
+    assert rounds_for(run, 900.0) == 3
+    passes = replace(run, pass_flops=200.0)
+    assert [rounds_for(passes, flops) for flops in (10.0, 200.0, 900.0)] == [3, 3, 2 + 5]
+    twice = passes.config.model_copy(update={"train": passes.config.train.model_copy(update={"epochs": 2.0})})
+    assert rounds_for(replace(passes, config=twice), 900.0) == 2 + 3

@@ -57,7 +57,8 @@ def test_a_segment_killed_several_times_inside_an_epoch_is_bit_identical(tmp_pat
         assert process.exitcode == -signal.SIGKILL
         assert not (folder / DIGESTS).exists()
         assert not (folder / "outputs").exists()
-        assert len(snapshots(folder)) <= 3  # two to go on from, and one that the older one's guard may go back to
+        # two to go on from, one that the older one's guard may go back to, and one whose removal the kill may have met
+        assert len(snapshots(folder)) <= 4
         first = folder / "scratch/rows/curve-000000004.arrow"
         written = first.stat().st_mtime_ns
     assert run(tmp_path / "house", folder, 0, ROWS) == expected

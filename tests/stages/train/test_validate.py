@@ -48,7 +48,7 @@ def test_batches_do_not_change_the_loss_and_their_operations_are_those_that_run(
     for batch_tokens in (1, 50, 10_000):
         validation = Validation(path, None, batch_tokens)
         with FlopCounter() as counter:
-            losses.append(validation(model, Group(), "float32"))
+            losses.append(validation(model, Group(), "float32")[0])
         assert validation.flops(meter) == counter.total
     assert [loss.mean for loss in losses] == pytest.approx([losses[0].mean] * 3, rel=1e-5)
     assert [loss.se for loss in losses] == pytest.approx([losses[0].se] * 3, rel=1e-4)

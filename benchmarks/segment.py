@@ -131,8 +131,12 @@ class Silent:
 def loss_of(folder: Path | None, rows: Rows, split: str) -> Loss:
     """Return the loss on a split of the best checkpoint that a segment left in `folder`; None is the base."""
     from stages.model.checkpoint import load_merged
+    from stages.train.loop import RESULT
     from stages.train.validate import Validation
     from stages.workers.group import Group
 
-    best = None if folder is None else max((folder / "best").iterdir(), key=lambda path: int(path.name))
+    best = None
+    if folder is not None:
+        position = json.loads((folder / RESULT).read_text(encoding="utf-8"))["position"]
+        best = folder / "best" / str(position["best"]["step"])
     return Validation(rows.tokens[split], None, 8192)(load_merged(best, rows.pin), Group(), "float32")[0]

@@ -158,9 +158,9 @@ def trained(run: PipelineRun) -> Trained:
                 checkpoint=checkpoint,
                 decision=decided.ref("decision"),
             )
-        checkpoint = segment.ref("checkpoint")
+        checkpoint = segment.ref("end") or segment.ref("checkpoint")
         curves += segment.ref("curve")
-        checkpoints += checkpoint
+        checkpoints += segment.ref("checkpoint")
         losses += segment.ref("example_losses")
         decided = run.call(
             "govern",

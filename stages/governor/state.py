@@ -16,6 +16,18 @@ import pyarrow as pa
 
 from data_contracts.direction import Direction
 
+Z95 = 1.6448536269514722
+"""95th percentile of the normal distribution."""
+
+
+def outdone(loss: float, se: float | None, best: float, best_se: float | None) -> bool:
+    """Return whether an end lies above the best evaluation beyond their error (one-sided, 95 %).
+
+    Training goes on from an end that does not: at a constant rate the loss scatters about its course, and going back to
+    the lowest evaluation would undo what was learnt since for a lucky draw.
+    """
+    return loss - best > Z95 * math.hypot(se or 0.0, best_se or 0.0)
+
 
 @dataclass(frozen=True)
 class Point:
@@ -177,8 +189,13 @@ class State:
         return own[-1] - (before[-1] if before else 0) if own else 0
 
     def start(self, index: int) -> Point | None:
-        """Return the evaluation that segment `index` started from: the best of the segment before it."""
-        return min(self.segment(index - 1), key=lambda point: point.loss or 0.0, default=None)
+        """Return the evaluation that segment `index` started from: the end of the one before it, or its best where the
+        end is `outdone` by that."""
+        before = self.segment(index - 1)
+        if not before:
+            return None
+        best, end = min(before, key=lambda point: point.loss or 0.0), before[-1]
+        return best if outdone(end.loss or 0.0, end.se, best.loss or 0.0, best.se) else end
 
     def segment_gain(self, index: int) -> float | None:
         """Return how far a segment lowered the loss: that of its start minus the lowest inside it, nats.

@@ -185,6 +185,8 @@ class _Segment:
                 self._keep(loss, rate)
             self.channel.report({"step": at.step, "steps": at.steps, "validation_loss": loss.mean})
             self._ask()
+            if at.step == at.steps and self.schedule.decay_from is None and at.goes_on(loss):
+                self._keep(loss, rate)
             self.model.train()
         if at.step < at.steps:
             self._direct(again=self.influence is not None and self.influence.due(at.step, loss is not None))
@@ -247,9 +249,13 @@ class _Segment:
         self.model.train()
 
     def _keep(self, loss: Loss, rate: float) -> None:
-        """Make this evaluation's weights and optimizer the segment's best."""
+        """Keep this evaluation's weights and optimizer: the segment's best, or beside it the end to go on from."""
         at, run_step = self.at, self.start.run_step + self.at.step
-        at.best = stated(run_step, loss)
+        kept = stated(run_step, loss)
+        if at.improves(loss):
+            at.best = kept
+        else:
+            at.end = kept
         if self.first or self.job.plan.sharded:
             trainer = {
                 "technique": self.start.technique,
@@ -261,7 +267,7 @@ class _Segment:
                 "beta2": self.job.train.beta2,
                 "epsilon": self.job.train.epsilon,
                 "schedule": {**self.schedule.state(), "step": at.step, "steps": at.steps},
-                "validation": at.best,
+                "validation": kept,
                 "visited": self.start.visited | {self.job.selection: self.windows.visits.visited(at.step)},
             }
             self.best.write(run_step, self.model, self.optimizer, trainer, first=self.first)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data_contracts.cost import Cost
+from stages.governor.state import outdone
 from stages.technique.noise import NoiseScale
 from stages.train.validate import Loss
 
@@ -31,6 +32,7 @@ class Position:
         lost: steps that the weights do not have behind them, because an earlier state was put back.
         slowest: least factor that the guard put on the learning rate.
         best: the evaluation with the lowest finite loss: step of the run, loss, se.
+        end: the last evaluation, where it is another and training goes on from there; else None.
         before: the evaluation that the segment started from, where known.
         ended: why the policy changed the segment; "" where it did not.
     """
@@ -58,6 +60,7 @@ class Position:
     lost: int = 0
     slowest: float = 1.0
     best: dict[str, Any] | None = None
+    end: dict[str, Any] | None = None
     before: dict[str, Any] | None = None
     ended: str = ""
 
@@ -70,6 +73,13 @@ class Position:
     def improves(self, loss: Loss) -> bool:
         """Return whether `loss` is finite and below the best so far; a loss that is not finite never is."""
         return loss.finite and (self.best is None or loss.mean < self.best["loss"])
+
+    def goes_on(self, loss: Loss) -> bool:
+        """Return whether training may go on from this last evaluation, which is not the best, rather than from that."""
+        best = self.best
+        if not loss.finite or best is None or loss.mean == best["loss"]:
+            return False
+        return not outdone(loss.mean, loss.se, best["loss"], best["se"])
 
 
 def stated(step: int, loss: Loss) -> dict[str, Any]:

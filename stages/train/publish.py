@@ -77,8 +77,10 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
     write_table(work.measured("curve", "choices.arrow"), CHOICES, pa.concat_tables([CHOICES.empty_table(), *chosen]))
     use = _memory_use(job, at, timing, device)
     work.measured("curve", "memory.json").write_text(use.model_dump_json(), encoding="utf-8")
-    best = Best(job.home, job.pin).folder(at["best"]["step"])
-    _put_checkpoint(best, work.path("checkpoint"), {"run_step": result["run_step"], "guard": handed_on(at["guard"])})
+    kept, ended = Best(job.home, job.pin), {"run_step": result["run_step"], "guard": handed_on(at["guard"])}
+    _put_checkpoint(kept.folder(at["best"]["step"]), work.path("checkpoint"), ended)
+    if at["end"] is not None:
+        _put_checkpoint(kept.folder(at["end"]["step"]), work.path("end"), ended)
     costs = _costs(job, at, timing)
     for cause, cost in costs.items():
         work.charge(cause, cost)

@@ -45,13 +45,14 @@ class Train(Stage[TrainSlice]):
     }
     gives: ClassVar[Mapping[str, str]] = {
         "checkpoint": "checkpoint",
+        "end": "checkpoint",
         "curve": "curve",
         "validation_losses": "validation_losses",
         "example_losses": "example_losses",
         "example_influence": "example_influence",
         "example_choices": "example_choices",
     }
-    optional: ClassVar[frozenset[str]] = frozenset({"example_influence", "example_choices"})
+    optional: ClassVar[frozenset[str]] = frozenset({"end", "example_influence", "example_choices"})
 
     def external(self, config: TrainSlice, root: Path) -> dict[str, Any]:
         """Return the slice without what decisions alone read of `govern`: the same segment has the same identity."""

@@ -247,7 +247,9 @@ class TrainConfig(Frozen):
     epochs: float = Field(1.0, gt=0, description="Passes over the selection in one segment.")
     warmup_steps: int = Field(4, ge=0, description="Linear warm-up, at the run's start.")
     decay: Literal["linear", "cosine", "sqrt"] = "linear"
-    decay_share: float = Field(0.3, gt=0, le=1, description="Share of the steps so far that end in a decay.")
+    decay_share: float = Field(
+        0.15, gt=0, le=1, description="Share of a run's steps that end in a decay when it anneals or closes."
+    )
     segment_flops: Flops | None = Field(
         None, ge=1, description="Most that a segment may spend, evaluation included; unset leaves it to the governor."
     )

@@ -35,8 +35,8 @@ class Ledger(Frozen):
     def fold(cls, entries: Iterable[Entry]) -> Ledger:
         """Add up entries: a committed identity counts once, every lost attempt counts; order does not matter.
 
-        Work of one stage that made the same by another identity counts once too: what a run adopts for its content
-        descends from the run that made it first, and what both trained was needed once.
+        Work of one stage that made the same of the same by another identity counts once too: what a run adopts for its
+        content descends from the run that made it first, and what both trained was needed once.
         """
         seen: set[str] = set()
         sums: dict[tuple[str, str], Cost] = {}

@@ -143,8 +143,7 @@ class Reader:
                 continue
             seen.add(run)
             manifest = self.read_manifest(run)
-            made = digest_of(sorted(output.ref.digest for output in manifest.outputs.values()))
-            entries.append(Entry(manifest.identity, run, manifest.stage, manifest.costs, content=made))
+            entries.append(Entry(manifest.identity, run, manifest.stage, manifest.costs, content=content_of(manifest)))
             waiting.extend(ref.run for given in manifest.inputs.values() for ref in given)
         return entries
 
@@ -168,6 +167,12 @@ class Reader:
                 continue
             return manifest
         return None
+
+
+def content_of(manifest: Manifest) -> str:
+    """Return one name for what was made of what; the decision that asked for it is no part of that."""
+    given = {name: [ref.digest for ref in refs] for name, refs in manifest.inputs.items() if name != "decision"}
+    return digest_of({"made": sorted(output.ref.digest for output in manifest.outputs.values()), "of": given})
 
 
 def _over(costs: Mapping[str, Cost], users: int) -> dict[str, Cost]:

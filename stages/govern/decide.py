@@ -4,7 +4,7 @@ What may still be spent is the budget minus the ledger, minus a share kept for t
 seconds or money are turned into FLOPs at the rate at which training has spent them so far, so that one number is
 compared, and the one that binds is named. Each remaining round gets an equal share, and there are no more rounds than
 affordable ones. Before the first scoring its cost is taken to be that of one training pass over the pool, as planned.
-A policy that has seen enough closes: the last segment is a decay alone, no longer than `CLOSING` of what was trained.
+A policy that has seen enough closes: the last segment is a decay alone, `train.decay_share` of what was trained.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from data_contracts.config import BudgetConfig, GovernConfig
+from data_contracts.config import BudgetConfig, GovernConfig, TrainConfig
 from data_contracts.cost import STOCKS, Budget, Cost, Stock
 from data_contracts.direction import direction_of
 from data_contracts.errors import ArtifactError
@@ -30,8 +30,6 @@ from stages.governor.state import State
 
 TRAINING = ("warm_up", "train")
 CHOOSING = ("score", "select")
-CLOSING = 0.15
-"""Of the FLOPs trained so far: the closing decay, as after a constant rate (Hägele et al. 2024, arXiv 2405.18392)."""
 
 
 class Settings(Protocol):
@@ -41,6 +39,8 @@ class Settings(Protocol):
     def budget(self) -> BudgetConfig: ...
     @property
     def govern(self) -> GovernConfig: ...
+    @property
+    def train(self) -> TrainConfig: ...
 
 
 def decide(
@@ -54,7 +54,7 @@ def decide(
     """Return the decision after the latest of `curves`, and the state that it was made from.
 
     Args:
-        settings: the sections `budget` and `govern`.
+        settings: the sections `budget`, `govern` and `train`.
         curves, checkpoints: one a segment, the warm-up first.
         plan: says what one training pass over the pool costs.
         previous: the decision that led to the latest segment; None after the warm-up.
@@ -108,7 +108,7 @@ def decide(
         numbers["choosing_expected_flops"] = expected
         share = max(least, (spendable - min(expected, spendable // 2)) // rounds_left)
     if closes:
-        decay = max(least, int(CLOSING * state.flops))
+        decay = max(least, int(settings.train.decay_share * state.flops))
         share = decay if share is None else min(share, decay)
     best = state.best
     decision = Decision(

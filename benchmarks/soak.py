@@ -252,7 +252,7 @@ def main() -> None:
     """Parse the command line, run, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three kills of one pipeline without a worker: 3 minutes")
-    parser.add_argument("--moments", action="store_true", help="the loop, at every moment: two minutes")
+    parser.add_argument("--moments", action="store_true", help="the loop, at every moment: 90 s of a core")
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared", help="the folder that holds data/")

@@ -129,6 +129,11 @@ class BeginConfig(Frozen):
 
     fraction: float = Field(0.05, gt=0, le=1, description="Share of the pool's rows.")
     least_rows: int = Field(8, ge=1)
+    start: Literal["anew", "warm_up", "latest"] = Field(
+        "anew",
+        description="Where a run begins whose data changed since the run before it: at the base; at that run's "
+        "warm-up, so that rows scored with it stand; at the best that it trained (docs/governor.md).",
+    )
 
 
 Saving = Literal[

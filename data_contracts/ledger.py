@@ -11,6 +11,11 @@ from typing import NamedTuple
 
 from data_contracts.cost import Cost, Frozen, Price
 
+START = "start_from"
+"""The input that names what a run goes on from."""
+BEYOND = frozenset({START, "earlier_target", "earlier_scores"})
+"""Inputs that may be another run's work: no ledger reaches beyond them. What of it is this run's comes by others."""
+
 
 class Entry(NamedTuple):
     """One attempt's share: the identity it worked on, its run, its stage, its costs by cause, and what it made.

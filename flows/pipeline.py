@@ -12,6 +12,7 @@ from typing import Any
 from prefect import flow
 
 from data_contracts.records import Decision, Plan, Promotion, Ref, Result, Verdict
+from flows.lineage import Start, compared, start_of
 from flows.mixing import mixed
 from flows.order import ConfigFile, Place
 from flows.outcome import Outcome
@@ -60,15 +61,17 @@ def trained(run: PipelineRun) -> Trained:
     # How training fits the budget, and a charged warm-up on a random selection: moments, losses, noise.
     planned = first_plan(run, data)
     plan = planned.ref("plan")
-    begun = warmed_up(run, data, plan)
+    start = start_of(run, data, planned)
+    begun = warmed_up(run, data, plan, start)
     checkpoint, selection = begun.ref("checkpoint"), begun.ref("selection")
     scores: tuple[Ref, ...] = ()
     features: tuple[Ref, ...] = ()
     mixture: tuple[Ref, ...] = ()
     unmixed = 0
     curves, checkpoints, losses = begun.ref("curve"), checkpoint, begun.ref("example_losses")
-    selections, scorings = selection, scores
-    decided = run.call("govern", curve=curves, checkpoint=checkpoints, plan=plan)
+    selections, scorings = start.selections + selection, scores
+    latest = start.scores
+    decided = first_decision(run, data, plan, begun, start)
     decision = run.read(decided, "decision", Decision)
 
     # The loop: score, mix, select, train, and ask whether more is worth its price.
@@ -79,7 +82,7 @@ def trained(run: PipelineRun) -> Trained:
             plan = planned.ref("plan")
         # Where ways of choosing are named, words tell of each or a short training does; the one that pays goes on.
         weighing: tuple[Ref, ...] = ()
-        won = None
+        won, ranked = None, latest
         if run.races:
             won = race(
                 run,
@@ -99,6 +102,7 @@ def trained(run: PipelineRun) -> Trained:
         if won is not None:
             segment, weighing = won.trained, won.weighed.ref("weighing")
             selection, scores, features, scorings = won.selection, won.scores, won.features, won.scores
+            latest = scores or latest
             mixture, unmixed = won.mixture, len(losses)
             selections += won.selections
         else:
@@ -117,6 +121,7 @@ def trained(run: PipelineRun) -> Trained:
                 )
                 scores, features = scored.ref("scores"), scored.ref("features")
                 scorings += scores
+                latest = scores
             if decision.reselects:
                 mixture = mixed(
                     run.config,
@@ -162,6 +167,7 @@ def trained(run: PipelineRun) -> Trained:
         curves += segment.ref("curve")
         checkpoints += segment.ref("checkpoint")
         losses += segment.ref("example_losses")
+        earlier, now = compared(run.store, ranked, latest)
         decided = run.call(
             "govern",
             curve=curves,
@@ -169,6 +175,8 @@ def trained(run: PipelineRun) -> Trained:
             plan=plan,
             decision=decided.ref("decision"),
             weighing=weighing,
+            earlier_scores=earlier,
+            scores=now,
         )
         decision = run.read(decided, "decision", Decision)
 
@@ -182,10 +190,29 @@ def first_plan(run: PipelineRun, data: Result) -> Result:
     return run.call("plan", base=data.ref("base"), pool=data.ref("pool"), pool_tokens=pool, target_tokens=target)
 
 
-def warmed_up(run: PipelineRun, data: Result, plan: tuple[Ref, ...]) -> Result:
-    """Train the warm-up."""
+def warmed_up(run: PipelineRun, data: Result, plan: tuple[Ref, ...], start: Start) -> Result:
+    """Train the warm-up, or take the one that stands in for it."""
     pool, validation = data.ref("pool_tokens"), data.ref("validation_tokens")
-    return run.call("begin", base=data.ref("base"), plan=plan, pool_tokens=pool, validation_tokens=validation)
+    return start.begun or run.call(
+        "begin",
+        base=data.ref("base"),
+        plan=plan,
+        pool_tokens=pool,
+        validation_tokens=validation,
+        start_from=start.checkpoint,
+    )
+
+
+def first_decision(run: PipelineRun, data: Result, plan: tuple[Ref, ...], begun: Result, start: Start) -> Result:
+    """Decide what follows the warm-up."""
+    return run.call(
+        "govern",
+        curve=begun.ref("curve"),
+        checkpoint=begun.ref("checkpoint"),
+        plan=plan,
+        target_tokens=data.ref("target_tokens") if start.target else (),
+        earlier_target=start.target,
+    )
 
 
 def planned_anew(run: PipelineRun, data: Result, checkpoint: tuple[Ref, ...], curves: tuple[Ref, ...]) -> Result:

@@ -90,15 +90,20 @@ class PipelineRun:
     ) -> Result:
         origin = Origin(run=self.run, name=name, round=self.round if "-" in name else None)
         stands = None if refresh else self._stands.get(key_of(verb, inputs))
-        if stands is None:
-            result = self._make(workspace, verb, inputs, origin=origin, refresh=refresh)
-        else:
-            result = stands
-            self.store.note_result(self.run, name, result)
+        if stands is not None:
+            return self.adopted(name, stands)
+        return self._took(name, self._make(workspace, verb, inputs, origin=origin, refresh=refresh))
+
+    def adopted(self, name: str, result: Result) -> Result:
+        """Let a result of an earlier run be that of call `name`."""
+        self.store.note_result(self.run, name, result)
+        return self._took(name, result)
+
+    def _took(self, name: str, result: Result) -> Result:
         self.steps.append(
             Step(
                 name=name,
-                stage=verb,
+                stage=result.stage,
                 run=result.run,
                 cached=result.cached,
                 costs=result.costs,

@@ -26,7 +26,8 @@ from flows.arms import (
     share_of,
     spendable,
 )
-from flows.pipeline import first_plan, planned_anew, warmed_up
+from flows.lineage import start_of
+from flows.pipeline import first_decision, first_plan, planned_anew, warmed_up
 from flows.pipeline_run import PipelineRun
 from flows.race import CANNOT_WORK, Tried, likenesses, tried_arm, weigh
 from stages.governor.payback import expected_price
@@ -57,9 +58,10 @@ def quote(run: PipelineRun) -> Result:
         given = {**shared, "plan": planned.ref("plan")}
         quoted = Quoted(run, arms, plan, limit, likenesses(run, arms, plan, limit, given))
     else:
-        begun = warmed_up(run, data, planned.ref("plan"))
+        start = start_of(run, data, planned)
+        begun = warmed_up(run, data, planned.ref("plan"), start)
         checkpoint, curves = begun.ref("checkpoint"), begun.ref("curve")
-        decided = run.call("govern", curve=curves, checkpoint=checkpoint, plan=planned.ref("plan"))
+        decided = first_decision(run, data, planned.ref("plan"), begun, start)
         decision = run.read(decided, "decision", Decision)
         if not decision.stops:
             run.next_round()

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from data_contracts.cost import Cost
 from data_contracts.errors import ArtifactError
-from data_contracts.ledger import Ledger
+from data_contracts.ledger import BEYOND, Ledger
 from data_contracts.records import CONTRACTS, Manifest, Ref, Request, Result, StoreAddress
 from data_contracts.store import Lease, Store
 from stages.admission import earlier_commit, open_inputs, parse_slice
@@ -267,8 +267,8 @@ class _Job:
 
 
 def refs_of(request: Request) -> tuple[Ref, ...]:
-    """Return every input of a request."""
-    return tuple(ref for given in request.inputs.values() for ref in given)
+    """Return every input of a request that is this run's work."""
+    return tuple(ref for name, given in request.inputs.items() if name not in BEYOND for ref in given)
 
 
 def _result(manifest: Manifest, *, cached: bool) -> Result:

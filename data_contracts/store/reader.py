@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from data_contracts.canonical import digest_of
 from data_contracts.cost import Cost, Frozen
 from data_contracts.errors import ArtifactError, ConfigError
-from data_contracts.ledger import Entry, Ledger
+from data_contracts.ledger import BEYOND, Entry, Ledger
 from data_contracts.records import RECORD_FILE, Manifest, Ref, StoreAddress
 from data_contracts.store import artifacts
 from data_contracts.store.attempts import COSTS, MANIFEST, load_costs
@@ -118,6 +118,7 @@ class Reader:
     def ledger(self, refs: Iterable[Ref], *, lost: bool = False, users: Mapping[str, int] | None = None) -> Ledger:
         """Return what everything that `refs` descend from cost, each identity once.
 
+        What a run goes on from, or compares with (`BEYOND`), was another run's work, which that run paid for.
         `lost` adds attempts that spent and committed nothing; `users` (see `Store.users`) amortises: each attempt is
         charged at its part a user. Both are for people. Decisions leave them out, so that neither a crash nor another
         run changes one.
@@ -144,7 +145,7 @@ class Reader:
             seen.add(run)
             manifest = self.read_manifest(run)
             entries.append(Entry(manifest.identity, run, manifest.stage, manifest.costs, content=content_of(manifest)))
-            waiting.extend(ref.run for given in manifest.inputs.values() for ref in given)
+            waiting.extend(ref.run for name, given in manifest.inputs.items() if name not in BEYOND for ref in given)
         return entries
 
     def _lost(self, entry: Entry) -> Iterable[Entry]:

@@ -26,7 +26,7 @@ from data_contracts.ledger import Ledger
 from data_contracts.method import resolve
 from data_contracts.records import Decision, Plan, Ref
 from stages.governor.policy import BETWEEN, Choice, Number, Policy, evidence
-from stages.governor.state import State
+from stages.governor.state import Drift, State
 
 TRAINING = ("warm_up", "train")
 CHOOSING = ("score", "select")
@@ -50,6 +50,7 @@ def decide(
     plan: Plan,
     previous: Decision | None,
     spent: Ledger,
+    drift: Drift | None = None,
 ) -> tuple[Decision, State]:
     """Return the decision after the latest of `curves`, and the state that it was made from.
 
@@ -59,6 +60,7 @@ def decide(
         plan: says what one training pass over the pool costs.
         previous: the decision that led to the latest segment; None after the warm-up.
         spent: everything that the inputs descend from; money is charged at the budget's price.
+        drift: what has moved under the latest selection; None where nothing tells.
 
     Raises `ArtifactError` where curves and checkpoints are not parallel or do not follow `previous`.
     """
@@ -84,7 +86,7 @@ def decide(
     choosing = _mean_choosing(spent, actions)
     share = None if spendable is None else spendable // max(1, rounds_left)
     whole = seen.segment_flops(seen.last_segment)
-    state = replace(seen, horizon=whole if share is None else min(whole, share), reselect_flops=choosing)
+    state = replace(seen, horizon=whole if share is None else min(whole, share), reselect_flops=choosing, drift=drift)
     open_ = BETWEEN
     if choosing is not None and spendable is not None and 2 * choosing > spendable:
         open_ -= {"reselect"}  # choosing anew would take more than half of what is left: what was chosen stands

@@ -15,6 +15,8 @@ from data_contracts.config import BudgetConfig, GovernConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.method import Method
 from data_contracts.records import Decision, Plan, Summary
+from stages.governor.drift import agreement, shared_rows
+from stages.governor.state import Drift
 from stages.stage import Artifact, Inputs, Stage, Takes, Work
 
 CHOICES = "choices.arrow"
@@ -39,6 +41,10 @@ class Govern(Stage[GovernSlice]):
         "checkpoint": Takes("checkpoint", many=True),
         "plan": Takes("plan"),
         "decision": Takes("decision", optional=True),
+        "scores": Takes("scores", optional=True),  # made for the latest segment, with those before them
+        "earlier_scores": Takes("scores", optional=True),
+        "target_tokens": Takes("tokens", optional=True),  # with the one that the latest selection was made for
+        "earlier_target": Takes("tokens", optional=True),
         "weighing": Takes("weighing", optional=True),  # what was tried before the latest segment is charged with it
     }
     gives = {"decision": "decision"}  # noqa: RUF012
@@ -56,14 +62,16 @@ class Govern(Stage[GovernSlice]):
         from stages.govern.outlook import Outlook, by_cause, decisions, expected, marks, segments
         from stages.govern.page import show
 
-        previous, spent = inputs.maybe("decision"), work.spent()
+        given, spent = inputs.maybe("decision"), work.spent()
+        previous = given.record(Decision) if given else None
         decision, state = decide(
             config,
             [artifact.table() for artifact in inputs.all("curve")],
             [artifact.ref for artifact in inputs.all("checkpoint")],
             inputs.one("plan").record(Plan),
-            previous.record(Decision) if previous else None,
+            previous,
             spent,
+            drift_of(inputs, previous),
         )
         work.record("decision", decision)
         left = decision.numbers["spendable_flops"]
@@ -92,6 +100,17 @@ class Govern(Stage[GovernSlice]):
         )
         show(outlook, made, config.govern.metric, summary, work)
         return summary
+
+
+def drift_of(inputs: Inputs, previous: Decision | None) -> Drift | None:
+    """Return what has moved under the latest selection, from targets and scorings; None where neither was given."""
+    earlier, before = inputs.maybe("earlier_target"), inputs.maybe("earlier_scores")
+    shared = None if earlier is None else shared_rows(inputs.one("target_tokens").table(), earlier.table())
+    found = None if before is None else agreement(before.table(), inputs.one("scores").table())
+    if shared is None and found is None:
+        return None
+    value, rows = found or (None, 0)
+    return Drift(shared, value, rows, previous is not None and previous.numbers.get("drift") is True)
 
 
 def chosen_inside(curve: Artifact) -> list[tuple[int, str, str]]:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from data_contracts.cost import STOCKS, Budget, Frozen
 from data_contracts.method import Method
-from stages.governor.state import State
+from stages.governor.state import Drift, State
 
 INSIDE = frozenset({"continue", "anneal", "end"})
 """What may be chosen after an evaluation inside a segment: go on, start the decay now, end the segment here."""
@@ -81,6 +81,23 @@ def obliged(state: State, remaining: Budget, allowed: frozenset[str]) -> tuple[s
     return None
 
 
+def drifted(state: State, allowed: frozenset[str], least_agreement: float) -> str | None:
+    """Return why the selection in force is held to be stale; None where it is not, or nothing tells.
+
+    Another target always says so. A ranking that has moved says so where the two latest scorings agree less than
+    `least_agreement`, and not again for the selection made because of it: between two of these stands another decision.
+    """
+    drift = state.drift
+    if drift is None or "reselect" not in allowed:
+        return None
+    if drift.target_shared is not None:
+        same = f"{drift.target_shared:.0%} of its rows are the same"
+        return f"the target is another than that of the latest selection: {same}"
+    if drift.answered or drift.agreement is None or drift.agreement >= least_agreement:
+        return None
+    return f"the ranking has moved: the two latest scorings agree by {drift.agreement:.2f}, below {least_agreement:g}"
+
+
 def onward(allowed: frozenset[str]) -> str:
     """Return the action of a rule that goes on: with a new choice of data between rounds, as it is inside training."""
     return first(allowed, "reselect", "continue", "anneal")
@@ -94,8 +111,11 @@ def closing(allowed: frozenset[str]) -> str:
 def evidence(state: State) -> dict[str, Number]:
     """Return the numbers that every choice carries: what was seen, and the best of it, in the metric's own sense.
 
-    `evaluations` counts all, `non_finite_steps` lists the steps whose loss was not finite ("30, 40"; "" for none).
+    `evaluations` counts all, `non_finite_steps` lists the steps whose loss was not finite ("30, 40"; "" for none). What
+    has drifted stands there where something tells.
     """
+    drift = state.drift or Drift()
+    moved = {"target_rows_shared": drift.target_shared, "ranking_agreement": drift.agreement}
     best = state.best
     last = state.attempts[-1] if state.attempts else None
     shown = state.shown(last.loss) if last and last.finite else None
@@ -109,6 +129,8 @@ def evidence(state: State) -> dict[str, Number]:
         "last_loss": shown,
         "non_finite_steps": ", ".join(map(str, state.non_finite_steps)),
         "direction": state.direction,
+        **{name: value for name, value in moved.items() if value is not None},
+        **({"ranking_rows": drift.rows} if drift.rows else {}),
     }
 
 

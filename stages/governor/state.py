@@ -65,6 +65,23 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Drift:
+    """What has moved under the latest selection, as far as something tells.
+
+    Args:
+        target_shared: share of the target's rows that the target of the latest selection had too; None: it is the same.
+        agreement: Spearman's correlation of the two latest scorings; None where the latest segment was not scored anew.
+        rows: over how many rows.
+        answered: whether the latest selection was made because of drift.
+    """
+
+    target_shared: float | None = None
+    agreement: float | None = None
+    rows: int = 0
+    answered: bool = False
+
+
+@dataclass(frozen=True)
 class State:
     """What has been seen so far.
 
@@ -75,6 +92,7 @@ class State:
         horizon: FLOPs that the step decided on would spend: the rest of the segment (inside training) or the next
             segment (between rounds). None: as much as the last segment.
         reselect_flops: what scoring and selecting once cost, where known.
+        drift: what has moved under the latest selection; None where nothing tells.
     """
 
     points: tuple[Point, ...]
@@ -82,6 +100,7 @@ class State:
     actions: tuple[str, ...] = ()
     horizon: int | None = None
     reselect_flops: int | None = None
+    drift: Drift | None = None
 
     @classmethod
     def from_curves(

@@ -1,15 +1,16 @@
 """The stage `begin`: a charged warm-up segment on a random selection of the pool.
 
 It gives what the first plan and scoring need and nothing else can: Adam's moments, example losses, the gradient noise
-scale, throughput, and the base's own validation loss. The learning rate warms up. The same engine as `train`; it makes
-one smaller step where the selection does not fill a window, whatever `train.drop_last` says, and is not ended by a
-policy.
+scale, throughput, and the validation loss before anything is trained. It starts at the base, whose learning rate warms
+up, or goes on from what an earlier run has trained (`start_from`). The same engine as `train`; it makes one smaller
+step where the selection does not fill a window, whatever `train.drop_last` says, and is not ended by a policy.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from data_contracts.arrow import TABLE_FILE, write_table
@@ -46,6 +47,7 @@ class Begin(Stage[BeginSlice]):
         "plan": Takes("plan"),
         "pool_tokens": Takes("tokens"),
         "validation_tokens": Takes("tokens"),
+        "start_from": Takes("checkpoint", optional=True),
     }
     gives: ClassVar[Mapping[str, str]] = {
         "checkpoint": "checkpoint",
@@ -54,6 +56,10 @@ class Begin(Stage[BeginSlice]):
         "example_losses": "example_losses",
         "selection": "selection",
     }
+
+    def external(self, config: BeginSlice, root: Path) -> dict[str, Any]:
+        """Return the slice without where a run may begin: what it begins at is an input."""
+        return config.model_dump(mode="json", exclude={"begin": {"start"}})
 
     def methods(self, config: BeginSlice) -> Iterable[tuple[type[Method], str]]:
         """Name every technique: the plan, an input, decides which is used."""
@@ -67,6 +73,7 @@ class Begin(Stage[BeginSlice]):
         from stages.train.publish import train_segment
 
         pool, validation = inputs.one("pool_tokens"), inputs.one("validation_tokens")
+        start = inputs.maybe("start_from")
         check_rows(validation.ref.rows)
         chosen = random_selection(pool.table(), config.begin, work.rng("begin", "selection"))
         place = work.folder / "selection" / TABLE_FILE
@@ -78,6 +85,7 @@ class Begin(Stage[BeginSlice]):
                 tokens=(str(pool.folder / TABLE_FILE),),
                 selection=str(place),
                 validation=str(validation.folder / TABLE_FILE),
+                checkpoint=str(start.folder) if start else None,
             ),
             inputs={name: tuple(item.ref.digest for item in inputs.all(name)) for name in sorted(self.takes)},
             pin=read_pin(inputs.one("base")),

@@ -15,7 +15,7 @@ from pydantic import Field
 from data_contracts.cost import Budget
 from stages.governor.curve_bank import effective_tokens, fit_curve
 from stages.governor.gain import next_reselection, rise_since_best, window_of
-from stages.governor.policy import Choice, Number, Policy, closing, ending, evidence, first, obliged
+from stages.governor.policy import Choice, Number, Policy, closing, drifted, ending, evidence, first, obliged
 from stages.governor.state import State
 
 
@@ -30,6 +30,12 @@ class GainLeft(Policy):
     confidence: float = Field(0.95, gt=0.5, lt=1, description="With which a rise must be shown.")
     freshness: float = Field(
         0.5, gt=0, le=1, description="Gain of the next re-selection as a share of the last, until two were seen."
+    )
+    least_agreement: float = Field(
+        0.0,
+        ge=-1,
+        le=1,
+        description="Rank correlation of the two latest scorings below which data are chosen anew; -1: never.",
     )
     unique_tokens: int | None = Field(
         None, ge=1, description="Different tokens in the data: repeated ones then count by Muennighoff's law."
@@ -49,6 +55,10 @@ class GainLeft(Policy):
         if forced:
             return choose(*forced)
         if "reselect" in allowed:
+            stale = drifted(state, allowed, self.least_agreement)
+            if stale:
+                numbers["drift"] = True
+                return choose("reselect", stale)
             if state.last_segment == 0:
                 return choose("reselect", "the warm-up has given what scoring and planning need")
             buys = horizon

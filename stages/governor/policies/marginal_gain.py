@@ -14,7 +14,7 @@ from pydantic import Field
 
 from data_contracts.cost import STOCKS, Budget
 from stages.governor.gain import Gain, Rise, marginal_gain, next_reselection, rise_since_best
-from stages.governor.policy import Choice, Number, Policy, ending, evidence, finite, first
+from stages.governor.policy import Choice, Number, Policy, drifted, ending, evidence, finite, first
 from stages.governor.state import State
 
 
@@ -33,6 +33,12 @@ class MarginalGain(Policy):
     hysteresis: float = Field(0.1, ge=0, description="How much better than going on a re-selection must pay.")
     freshness: float = Field(
         0.5, gt=0, le=1, description="Gain of the next re-selection as a share of the last, until two were seen."
+    )
+    least_agreement: float = Field(
+        0.0,
+        ge=-1,
+        le=1,
+        description="Rank correlation of the two latest scorings below which data are chosen anew; -1: never.",
     )
     overfit_evaluations: int = Field(2, ge=1, description="Evaluations that the best must lie back to call over-fit.")
 
@@ -67,10 +73,15 @@ class MarginalGain(Policy):
         reserve = self.anneal_share * state.flops
         if not inside and left < reserve:
             return choose(end, "the budget is used up: less is left than the closing decay needs")
+        stale = drifted(state, allowed, self.least_agreement)
         if not inside and state.last_segment == 0 and "reselect" in allowed:
-            return choose("reselect", "the warm-up has given what scoring and planning need")
+            numbers |= {"drift": True} if stale else {}
+            return choose("reselect", stale or "the warm-up has given what scoring and planning need")
         if left < (reserve if inside else self._horizon(state) + reserve):
             return choose(first(allowed, "anneal", "continue"), "the budget affords only the closing decay")
+        if stale:
+            numbers["drift"] = True
+            return choose("reselect", stale)
         return choose(*self._weigh(state, gain, left, allowed, numbers))
 
     def _weigh(

@@ -11,6 +11,7 @@ from data_contracts.records import Decision, Plan, Ref
 from stages.govern.stage import STAGE, GovernSlice
 from stages.stage import Artifact, Inputs
 from tests.local_work import work_for
+from tests.stages.governor.test_drift import scores
 from tests.stages.governor.test_policies import FLOPS, segment
 
 PLAN = Plan(
@@ -41,8 +42,9 @@ def ledger(**flops):
     return Ledger.fold([Entry("i", "r", "begin", costs)])
 
 
-def govern(tmp_path, segments, previous=None, spent=None, budget=None, beside=None, **settings):
-    """Run the stage; return its decision and its summary. `beside` may put files beside the curves."""
+def govern(tmp_path, segments, previous=None, spent=None, budget=None, beside=None, tables=None, **settings):
+    """Run the stage; return its decision and its summary. `beside` may put files beside the curves; `tables` are further
+    inputs: name to (contract, tables)."""
     maker = work_for(STAGE, tmp_path / "made")
     maker.gives = {f"curve{i}": "curve" for i in range(len(segments))} | {"plan": "plan", "decision": "decision"}
     for i, rows in enumerate(segments):
@@ -61,6 +63,11 @@ def govern(tmp_path, segments, previous=None, spent=None, budget=None, beside=No
     if previous is not None:
         maker.record("decision", previous)
         given["decision"] = [maker.artifact("decision")]
+    for name, (contract, several) in (tables or {}).items():
+        maker.gives |= {f"{name}{i}": contract for i in range(len(several))}
+        for i, table in enumerate(several):
+            maker.table(f"{name}{i}", table)
+        given[name] = [maker.artifact(f"{name}{i}") for i in range(len(several))]
     work = work_for(STAGE, tmp_path / "work", ledger=spent or ledger(warm_up=2 * FLOPS))
     config = GovernSlice(budget={"flops": 100 * FLOPS} if budget is None else budget, govern=settings, train={})
     summary = STAGE.run(config, Inputs(given), work)
@@ -240,3 +247,45 @@ def test_equal_curves_and_flops_give_equal_decisions_whatever_the_clock_says(tmp
 def test_curves_that_do_not_follow_the_previous_decision_are_refused(tmp_path):
     with pytest.raises(ArtifactError, match="2 curve"):
         govern(tmp_path, [WARMUP, GOOD])
+
+
+def test_scorings_that_disagree_are_answered_by_one_re_selection_and_the_next_is_the_policys(tmp_path):
+    first, _ = govern(tmp_path / "a", [WARMUP])
+    rising, falling = [[float(i)] for i in range(40)], [[float(-i)] for i in range(40)]
+    pair = {
+        "earlier_scores": ("scores", [scores(range(40), rising)]),
+        "scores": ("scores", [scores(range(40), falling)]),
+    }
+    steep = segment([3.0, 2.7, 2.5, 2.35, 2.25, 2.2, 2.17], start=20)
+    spent = ledger(warm_up=2 * FLOPS, score=20 * FLOPS, train=7 * FLOPS)
+    plain, _ = govern(tmp_path / "b", [WARMUP, steep], first, spent, policy={"method": "marginal_gain"})
+    assert plain.action == "continue"
+    moved, summary = govern(
+        tmp_path / "c", [WARMUP, steep], first, spent, policy={"method": "marginal_gain"}, tables=pair
+    )
+    assert moved.action == "reselect"
+    assert (moved.numbers["ranking_agreement"], moved.numbers["ranking_rows"]) == (-1.0, 40)
+    assert "the ranking has moved" in summary.facts["reason"]
+    more = segment([2.1, 2.0, 1.92, 1.86, 1.82, 1.8, 1.79], start=90)
+    spent = ledger(warm_up=2 * FLOPS, score=30 * FLOPS, train=14 * FLOPS)
+    rule = {"method": "marginal_gain"}
+    after, _ = govern(tmp_path / "d", [WARMUP, steep, more], moved, spent, policy=rule, rounds=9, tables=pair)
+    assert "ranking has moved" not in after.reason
+    assert after.numbers["ranking_agreement"] == -1.0
+
+
+def test_another_target_than_that_of_the_latest_selection_is_said_and_counted(tmp_path):
+    def tokens(ids):
+        named = [f"{index:06d}" for index in ids]
+        rows = {"example_id": named, "source": ["s"] * len(ids), "input_ids": [[1, 2]] * len(ids)}
+        counts = {"n_tokens": [2] * len(ids), "n_answer_tokens": [1] * len(ids), "truncated": [False] * len(ids)}
+        return rows | {"answer_mask": [[False, True]] * len(ids)} | counts
+
+    targets = {
+        "target_tokens": ("tokens", [tokens(range(4))]),
+        "earlier_target": ("tokens", [tokens(range(3, 9))]),
+    }
+    decision, _ = govern(tmp_path, [WARMUP], tables=targets)
+    assert decision.action == "reselect"
+    assert "25% of its rows are the same" in decision.reason
+    assert decision.numbers["target_rows_shared"] == 0.25

@@ -32,17 +32,24 @@ LONGEST_ROOT = 36
 """Characters of Ray's folder: its socket's path must stay within the 107 that a unix socket may have."""
 
 
+def settle() -> str | None:
+    """Set what Ray reads once, when it is imported, and return the address of a cluster that stands; None: a local one
+    would be on loopback."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        os.environ.setdefault(*LOOPBACK)
+    return address
+
+
 @contextmanager
 def cluster(workers: int, folder: Path) -> Iterator[Path | None]:
     """A connection to Ray: the caller's, else the cluster at RAY_ADDRESS, else a local one that ends here.
 
     Gives the folder of a local one, None for another.
     """
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    address = os.environ.get("RAY_ADDRESS")
-    if not address:
-        os.environ.setdefault(*LOOPBACK)
+    address = settle()
     import ray
 
     if ray.is_initialized():

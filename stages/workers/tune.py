@@ -18,17 +18,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ray.tune import Stopper
-from ray.tune.execution.tune_controller import TuneController
-from ray.tune.experiment import Trial
-from ray.tune.schedulers import FIFOScheduler, TrialScheduler
-
 from data_contracts.cost import Budget
 from data_contracts.errors import ConfigError, InputError
 from data_contracts.method import resolve
 from stages.governor.policy import Choice, Policy
 from stages.governor.records import RecordedCurve
 from stages.governor.state import State
+from stages.workers.cluster import settle
+
+settle()
+
+from ray.tune import Stopper  # noqa: E402 - it reads its settings here
+from ray.tune.execution.tune_controller import TuneController  # noqa: E402
+from ray.tune.experiment import Trial  # noqa: E402
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler  # noqa: E402
 
 FLOPS = "flops"
 OPEN = frozenset({"continue", "end"})

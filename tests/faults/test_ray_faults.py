@@ -82,5 +82,5 @@ def test_09_17_one_of_two_workers_killed_and_a_killed_driver(tmp_path: Path) -> 
     assert statuses(address) == ["FINISHED", "FAILED", "FAILED"]
     state = Store(address)._coordination.state("select", result.identity)
     assert [commit.run for commit in state.commits] == [result.run]
-    _, alive = psutil.wait_procs(cluster, timeout=killed + GONE_SECONDS - time.monotonic())
+    _, alive = psutil.wait_procs(cluster, timeout=max(0.0, killed + GONE_SECONDS - time.monotonic()))
     assert not alive

@@ -217,4 +217,6 @@ def test_pieces_of_few_layers_are_never_below_a_trace_of_all_of_them(deep):
     phases = Estimator(deep, TrainConfig(), "cpu").phases(shape, 2, 2, every)
     whole = trace_step(deep, shape, TrainConfig(), layers=deep.layers, rows=2, device="cpu", recomputed=every)
     for name, phase in phases.items():
-        assert whole.peak(name) <= phase.total - phase.process < 1.02 * whole.peak(name), name
+        unfilled = phase.moments - whole.moments  # of the budget, by the forms that there are
+        assert unfilled >= 0
+        assert whole.peak(name) <= phase.total - phase.process < 1.02 * (whole.peak(name) + unfilled), name

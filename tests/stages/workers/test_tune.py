@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from data_contracts.errors import ConfigError, InputError
 from stages.govern.plain import replay
-from stages.workers.tune import PolicyScheduler, PolicyStopper
+from stages.workers.tune import PolicyScheduler, PolicyStopper  # before any of Ray: its import settles loopback
 
 MAX = 81
 
@@ -35,7 +34,7 @@ def drive(schedulers: list[Any], curves: np.ndarray, seed: int, sign: float = 1.
         at[i] += 1
         for said, scheduler in zip(decided, schedulers, strict=True):
             said.append(scheduler.on_trial_result(None, trials[i], result))
-        if decided[0][-1] == TrialScheduler.STOP or at[i] == curves.shape[1]:
+        if decided[0][-1] == "STOP" or at[i] == curves.shape[1]:
             running.remove(i)
             for scheduler in schedulers:
                 scheduler.on_trial_complete(None, trials[i], result)
@@ -46,6 +45,8 @@ def drive(schedulers: list[Any], curves: np.ndarray, seed: int, sign: float = 1.
 def test_asha_decides_as_rays_scheduler_does_on_concurrent_trials(mode: str, reduction: int) -> None:
     rng = np.random.default_rng(reduction)
     curves = rng.uniform(0.5, 3, (24, 1)) + 2 / np.arange(1, 101) ** rng.uniform(0.2, 1, (24, 1))
+    from ray.tune.schedulers import ASHAScheduler
+
     theirs = ASHAScheduler(
         time_attr="flops", metric="loss", mode=mode, grace_period=2, max_t=MAX, reduction_factor=reduction
     )

@@ -116,7 +116,7 @@ class Segment:
                 validation=self.places["validation"],
             ),
             inputs={}, pin=self.pin, plan=plan, anneals=True, evaluate_start=True, order_seed=seed, torch_seed=seed,
-            train=TrainConfig(learning_rate=rate, guard=guard, evaluations=4),
+            train=TrainConfig(learning_rate=rate, guard=guard, evaluations=4, decay_share=0.3),
         )  # fmt: skip
         began = time.perf_counter()
         run_segment(job.model_dump(mode="json"), Group(), Silent())

@@ -80,16 +80,10 @@ class Run(Trial):
         return Result(stage=verb, identity="", run="", cached=True, refs=refs)
 
     def curve(self) -> Curve:
-        """Return every evaluation of training, oldest first."""
-        found, spent, first = Curve(), 0, None
-        for step in self.steps:
-            if step.stage in ("begin", "train"):
-                for row in read_table(self.store.open(step.refs["curve"]) / TABLE_FILE).to_pylist():
-                    first = row["step"] if first is None else first
-                    if row["validation_loss"] is not None and np.isfinite(row["validation_loss"]):
-                        found.append((spent + row["flops"], row["step"] - first, row["validation_loss"]))
-            spent += step.cost.flops
-        return found
+        """Return every evaluation of training, its steps counted from where the run began."""
+        first = next(step for step in self.steps if step.stage == "begin").refs["curve"]
+        begun = read_table(self.store.open(first) / TABLE_FILE).column("step")[0].as_py()
+        return [(flops, step - begun, loss) for flops, step, loss in self.evaluations()]
 
 
 def values_for(model: Path, seed: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from data_contracts.store import Store
 from flows.calling import call_directly
 from flows.pipeline import Trained, trained
 from flows.pipeline_run import PipelineRun
+from flows.reading import reads_scores
 from flows.workspace import Workspace
 
 SHARED = ("plan", "begin", "govern")
@@ -66,11 +67,14 @@ class Trial(PipelineRun):
     @property
     def chose(self) -> bool:
         """Whether the rows that were trained on last were chosen by anything but chance."""
-        select = self.config.select
-        return select.count != 0 and select.selector.get("method") != "random"
+        return reads_scores(self.config.select)
 
     def validated(self) -> list[tuple[int, float]]:
-        """Return (FLOPs spent until then, validation loss) of every evaluation of training, oldest first.
+        """Return (FLOPs spent until then, validation loss) of every evaluation of training, oldest first."""
+        return [(flops, loss) for flops, _, loss in self.evaluations()]
+
+    def evaluations(self) -> list[tuple[int, int, float]]:
+        """Return (FLOPs spent until then, step of training, validation loss) of every finite evaluation, oldest first.
 
         A segment's own curve says what it had spent at each of its steps.
         """
@@ -82,7 +86,7 @@ class Trial(PipelineRun):
             if step.stage in ("begin", "train"):
                 curve = read_table(self.store.open(step.refs["curve"]) / TABLE_FILE).to_pylist()
                 points += [
-                    (spent + row["flops"], row["validation_loss"])
+                    (spent + row["flops"], row["step"], row["validation_loss"])
                     for row in curve
                     if row["validation_loss"] is not None and np.isfinite(row["validation_loss"])
                 ]

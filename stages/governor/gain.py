@@ -73,6 +73,10 @@ class Rise:
     nats: float
     p_value: float
 
+    def beyond(self, age: int, confidence: float) -> bool:
+        """Return whether it is shown with `confidence`, at least `age` evaluations after the best."""
+        return self.nats > 0 and self.age >= age and self.p_value < 1 - confidence
+
 
 def rise_since_best(state: State) -> Rise | None:
     """Test whether the latest evaluation lies above the best one of the latest segment (or of its start).

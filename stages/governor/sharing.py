@@ -127,7 +127,7 @@ def curve_of(state: State) -> tuple[Curve | None, str, bool]:
     if len(seen) < LEAST:
         return None, f"{len(seen)} evaluation(s) are too few to continue its curve", False
     rise = rise_since_best(state)
-    if rise and rise.nats > 0 and rise.age >= AGE and rise.p_value < 1 - CONFIDENCE:
+    if rise and rise.beyond(AGE, CONFIDENCE):
         return None, f"its validation loss rises, {rise.nats:.3g} nats above its best: choose data anew first", True
     flops, loss = [float(point.flops) for point in seen], [point.loss or 0.0 for point in seen]
     fitted = fit_curve(flops, loss, np.random.default_rng(0), shapes=("pow3",))

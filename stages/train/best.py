@@ -1,8 +1,8 @@
-"""The best checkpoint so far, on disk: the weights and optimizer of the evaluation with the lowest finite loss.
+"""The checkpoints that a segment may leave, on disk: of its lowest evaluation so far, and of the end to go on from.
 
-It is written when an evaluation is the best, as the checkpoint it may become; the one before is kept until no snapshot
-refers to it any more, so that a resumed segment finds whichever it needs. For rank 0; `write` for every rank where
-weights are spread.
+Each is written at its evaluation, as the checkpoint it may become; a best one that was outdone is kept until no
+snapshot refers to it any more, so that a resumed segment finds whichever it needs. For rank 0; `write` for every rank
+where weights are spread.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class GainLeft(Policy):
         rise = rise_since_best(state)
         if rise:
             numbers |= {"rise_nats": rise.nats, "rise_p_value": rise.p_value, "rise_age": rise.age}
-            if rise.nats > 0 and rise.age >= self.overfit_evaluations and rise.p_value < 1 - self.confidence:
+            if rise.beyond(self.overfit_evaluations, self.confidence):
                 # a segment that never was below its start leaves nothing that a decay could finish
                 ends = closing(allowed) if (state.segment_gain(state.last_segment) or 0.0) > 0 else ending(allowed)
                 return choose(ends, f"validation loss rises: {rise.nats:.4g} nats above its best")

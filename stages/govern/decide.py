@@ -28,7 +28,6 @@ from data_contracts.records import Decision, Plan, Ref
 from stages.governor.policy import BETWEEN, Choice, Number, Policy, evidence
 from stages.governor.state import Drift, State
 
-TRAINING = ("warm_up", "train")
 CHOOSING = ("score", "select")
 
 
@@ -188,10 +187,7 @@ def _spendable(
 
     A limit on another stock counts as remaining / spent-in-training × FLOPs-in-training.
     """
-    trained = Cost()
-    for cause, cost in spent.by_cause().items():
-        if cause in TRAINING:
-            trained += cost
+    trained = spent.training()
     limits: list[tuple[int, Stock]] = []
     for stock in STOCKS:
         limit: float | None = getattr(budget, stock)

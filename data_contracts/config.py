@@ -292,6 +292,9 @@ class GovernConfig(Frozen):
     metric: str = "validation_loss"
     direction: Direction | None = Field(None, description="Unset: told from the metric's name where that is certain.")
     evaluation_share: float = Field(0.05, ge=0, lt=1, description="Share of the budget kept for the final evaluation.")
+    hysteresis: float = Field(
+        0.1, ge=0, description="How much more a FLOP a new plan must bring than the one in force (docs/governor.md)."
+    )
 
     @model_validator(mode="after")
     def _directed(self) -> GovernConfig:

@@ -31,8 +31,8 @@ from stages.governor.policy import BETWEEN, Choice, Number, Policy, evidence
 from stages.governor.reallocation import Reallocation, changed, other_batch, ran_out
 from stages.governor.state import Drift, State
 
-TRAINING = ("warm_up", "train")
 CHOOSING = ("score", "select", "mix")
+"""Stages that choose."""
 
 
 class Settings(Protocol):
@@ -208,10 +208,7 @@ def _spendable(
 
     A limit on another stock counts as remaining / spent-in-training × FLOPs-in-training.
     """
-    trained = Cost()
-    for cause, cost in spent.by_cause().items():
-        if cause in TRAINING:
-            trained += cost
+    trained = spent.training()
     limits: list[tuple[int, Stock]] = []
     for stock in STOCKS:
         limit: float | None = getattr(budget, stock)

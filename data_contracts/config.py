@@ -258,7 +258,9 @@ class TrainConfig(Frozen):
     segment_flops: Flops | None = Field(
         None, ge=1, description="Most that a segment may spend, evaluation included; unset leaves it to the governor."
     )
-    evaluations: int = Field(4, ge=1, description="Validation evaluations a segment.")
+    evaluations: int = Field(
+        8, ge=1, description="Validation evaluations a segment; the default policy reads six of them."
+    )
     validation_rows: int | None = Field(None, ge=1, description="Most rows of validation used; unset is all.")
     snapshot_steps: int = Field(50, ge=1, description="Optimizer steps between resume snapshots.")
     drop_last: bool = False
@@ -273,6 +275,10 @@ class TrainConfig(Frozen):
         "{method: colm}; docs/selection.md. Unset trains on every row drawn.",
     )
     guard: GuardConfig | None = Field(default_factory=GuardConfig, description="Null trains without one.")
+    probe: bool = Field(
+        False,
+        description="Whether a segment tries a way of choosing, as a race sets it: all it costs is then a probe's.",
+    )
     workers: int = Field(0, ge=0, description="Ray Train workers; 0 is in this process.")
 
 
@@ -288,6 +294,9 @@ class GovernConfig(Frozen):
     metric: str = "validation_loss"
     direction: Direction | None = Field(None, description="Unset: told from the metric's name where that is certain.")
     evaluation_share: float = Field(0.05, ge=0, lt=1, description="Share of the budget kept for the final evaluation.")
+    hysteresis: float = Field(
+        0.1, ge=0, description="How much more a FLOP a new plan must bring than the one in force (docs/governor.md)."
+    )
 
     @model_validator(mode="after")
     def _directed(self) -> GovernConfig:

@@ -13,12 +13,12 @@ from prefect import flow
 
 from data_contracts.records import Decision, Plan, Promotion, Ref, Result, Verdict
 from flows.lineage import Start, compared, start_of
-from flows.mixing import mixed
+from flows.mixing import follows, mixed
 from flows.order import ConfigFile, Place
 from flows.outcome import Outcome
 from flows.pipeline_run import PipelineRun, opened
 from flows.race import race
-from flows.reading import reads_scores
+from flows.reading import reads_scores, refuse_unpayable
 from flows.workspace import CONFIG_FILE, Workspace
 
 
@@ -74,7 +74,7 @@ def trained(run: PipelineRun) -> Trained:
     decided = first_decision(run, data, plan, begun, start)
     decision = run.read(decided, "decision", Decision)
 
-    # The loop: score, mix, select, train, and ask whether more is worth its price.
+    # The loop: plan anew, score, mix, select, train, and ask whether more is worth its price.
     while not decision.stops:
         run.next_round()
         if decision.replans:
@@ -107,6 +107,7 @@ def trained(run: PipelineRun) -> Trained:
             selections += won.selections
         else:
             if decision.rescores and reads_scores(run.config.select):
+                refuse_unpayable(run.config.score, run.read(planned, "plan", Plan), decision)
                 scored = run.call(
                     "score",
                     base=base,
@@ -175,6 +176,7 @@ def trained(run: PipelineRun) -> Trained:
             plan=plan,
             decision=decided.ref("decision"),
             weighing=weighing,
+            mixture=mixture if follows(run.config) else (),
             earlier_scores=earlier,
             scores=now,
         )

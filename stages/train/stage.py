@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from data_contracts.arrow import TABLE_FILE
 from data_contracts.config import GovernConfig, TrainConfig
@@ -55,8 +55,11 @@ class Train(Stage[TrainSlice]):
     optional: ClassVar[frozenset[str]] = frozenset({"end", "example_influence", "example_choices"})
 
     def external(self, config: TrainSlice, root: Path) -> dict[str, Any]:
-        """Return the slice without what decisions alone read of `govern`: the same segment has the same identity."""
-        return config.model_dump(mode="json", exclude={"govern": {"rounds", "evaluation_share"}})
+        """Return the slice without what decisions alone read of `govern` and plans of `train`: the same segment has the
+        same identity."""
+        return config.model_dump(
+            mode="json", exclude={"govern": {"rounds", "evaluation_share", "hysteresis"}, "train": {"workers"}}
+        )
 
     def methods(self, config: TrainSlice) -> Iterable[tuple[type[Method], str]]:
         """Name the policy and the batch selector, and every technique: the plan, an input, decides which is used."""
@@ -66,6 +69,10 @@ class Train(Stage[TrainSlice]):
         picks = config.train.batch_selector
         selector = [] if picks is None else [(BatchSelector, name_in(picks, "train.batch_selector"))]
         return ((Policy, str(config.govern.policy.get("method"))), *selector, *techniques())
+
+    def cause(self, config: TrainSlice) -> Literal["train", "probe"]:
+        """Return what a segment is for."""
+        return "probe" if config.train.probe else "train"
 
     def run(self, config: TrainSlice, inputs: Inputs, work: Work) -> Summary:
         """Train one segment; see the modules beside this one."""
@@ -94,6 +101,7 @@ class Train(Stage[TrainSlice]):
             pin=read_pin(inputs.one("base")),
             plan=plan,
             train=config.train,
+            cause=self.cause(config),
             policy=config.govern.policy,
             metric=config.govern.metric,
             direction=direction_of(config.govern.metric, config.govern.direction),

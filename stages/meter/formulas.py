@@ -72,7 +72,7 @@ def _distances_backward(grad: Shape, one: Shape, other: Shape, *_: Any, **__: An
 
 
 def _qr(matrix: Shape, mode: str = "reduced", *_: Any, **__: Any) -> int:
-    return math.prod(matrix[:-2]) * qr_flops(*matrix[-2:], mode)
+    return math.prod(matrix[:-2]) * qr_flops(matrix[-2], matrix[-1], mode)
 
 
 def _svd(matrix: Shape, full_matrices: bool = False, compute_uv: bool = True, *_: Any, **__: Any) -> int:

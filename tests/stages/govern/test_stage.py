@@ -42,13 +42,16 @@ def ledger(**flops):
     return Ledger.fold([Entry("i", "r", "begin", costs)])
 
 
-def govern(tmp_path, segments, previous=None, spent=None, budget=None, beside=None, tables=None, **settings):
+def govern(
+    tmp_path, segments, previous=None, spent=None, budget=None, beside=None, tables=None, notices=None, **settings
+):
     """Run the stage; return its decision and its summary. `beside` may put files beside the curves; `tables` are further
-    inputs: name to (contract, tables)."""
+    inputs: name to (contract, tables); `notices` is filled with what the user is told."""
     maker = work_for(STAGE, tmp_path / "made")
     maker.gives = {f"curve{i}": "curve" for i in range(len(segments))} | {"plan": "plan", "decision": "decision"}
     for i, rows in enumerate(segments):
-        maker.table(f"curve{i}", {k: [row(r)[k] for r in rows] for k in row(rows[0])})
+        with maker.writer(f"curve{i}", extra="retention_loss" in rows[0]) as writer:
+            writer.extend({k: [row(r)[k] for r in rows] for k in row(rows[0])})
     if beside:
         beside(maker)
     maker.record("plan", PLAN)
@@ -71,6 +74,8 @@ def govern(tmp_path, segments, previous=None, spent=None, budget=None, beside=No
     work = work_for(STAGE, tmp_path / "work", ledger=spent or ledger(warm_up=2 * FLOPS))
     config = GovernSlice(budget={"flops": 100 * FLOPS} if budget is None else budget, govern=settings, train={})
     summary = STAGE.run(config, Inputs(given), work)
+    if notices is not None:
+        notices += work.notices
     return work.artifact("decision").record(Decision), summary
 
 

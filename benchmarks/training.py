@@ -28,6 +28,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.cells import real_model
 from benchmarks.chain import report
 from benchmarks.forked import in_own_process
 from benchmarks.memory_cases import SIZES, llama
@@ -248,15 +249,7 @@ def compared(folder: Path, rows: Rows, name: str, peers: list[str], rounds: int,
 def pinned(quick: bool, data: Path, folder: Path) -> Path:
     """Return the folder of a model: SmolLM2-135M, or a random one of 20M parameters with a small real tokenizer."""
     if not quick:
-        from data_contracts.config import ModelConfig
-        from flows.command.model import pull
-        from stages.model.load import load_model, load_tokenizer
-        from stages.model.pin import pin_model
-
-        pin = pin_model(ModelConfig(path=pull().path), Path("/"))
-        load_model(pin).save_pretrained(folder)
-        load_tokenizer(pin).save_pretrained(folder)
-        return folder
+        return real_model(folder)
     llama(folder, **SIZES["20M"])
     for path in (data / "stories260k").glob("*token*"):
         (folder / path.name).write_bytes(path.read_bytes())

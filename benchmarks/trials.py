@@ -142,19 +142,30 @@ class Cell:
 
     def losses(self, checkpoint: tuple[Ref, ...]) -> Losses:
         """Return holdout (loss sum, answer tokens, task) by item, of a checkpoint or, without one, of the base."""
+        return {
+            row["item_id"]: (row["loss_sum"], row["answer_tokens"], row["source"])
+            for row in self._judged(checkpoint)
+            if row["loss_sum"] is not None
+        }
+
+    def answers(self, checkpoint: tuple[Ref, ...]) -> Losses:
+        """Return holdout (1 where the greedy answer is right, 1, task) by item; needs the task `exact_match`."""
+        return {
+            row["item_id"]: (row["score"], 1, row["source"])
+            for row in self._judged(checkpoint)
+            if row["loss_sum"] is None and row["score"] is not None
+        }
+
+    def _judged(self, checkpoint: tuple[Ref, ...]) -> list[dict[str, Any]]:
         evaluated = call_directly(
             self.workspace(parse(self.values)),
             "evaluate",
             {**{name: self.data.ref(name) for name in ("base", "holdout", "holdout_tokens")}, "checkpoint": checkpoint},
             origin=Origin(run=self.run, name="evaluate"),
         )
-        table = read_table(self.store.open(evaluated.refs["evaluation"]) / TABLE_FILE).to_pylist()
         wanted = "candidate" if checkpoint else "base"
-        return {
-            row["item_id"]: (row["loss_sum"], row["answer_tokens"], row["source"])
-            for row in table
-            if row["model"] == wanted
-        }
+        table = read_table(self.store.open(evaluated.refs["evaluation"]) / TABLE_FILE).to_pylist()
+        return [row for row in table if row["model"] == wanted]
 
     def close(self) -> None:
         """End the cell's run in its store."""

@@ -299,6 +299,9 @@ class GovernConfig(Frozen):
         description="How far the loss on `data.retention` may rise above where the run began: beyond it, and beyond "
         "error, training ends and no checkpoint counts. Unset: it is watched and ends nothing.",
     )
+    hysteresis: float = Field(
+        0.1, ge=0, description="How much more a FLOP a new plan must bring than the one in force (docs/governor.md)."
+    )
 
     @model_validator(mode="after")
     def _directed(self) -> GovernConfig:

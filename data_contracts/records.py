@@ -193,11 +193,14 @@ class Plan(Frozen):
     offload_activations: bool = Field(False, description="Whether activations wait in main memory.")
     loss_chunks: int = Field(1, ge=1, description="Parts in which a micro-batch goes through the output head.")
     update_in_backward: bool = Field(False, description="Whether one parameter's gradient is held at a time.")
+    window: int | None = Field(None, ge=1, description="Examples an optimizer step that the configuration asks for.")
+    answer_tokens: float | None = Field(None, gt=0, description="Mean of a row of the pool.")
     workers: int = Field(0, ge=0, description="0 is in this process.")
     sharded: bool = Field(False, description="Whether weights, gradients and moments are spread over the workers.")
     trainable: int = Field(ge=0)
     peak_bytes: int = Field(ge=0, description="Predicted, largest phase.")
     phases: dict[str, int] = Field(description="Predicted bytes by phase.")
+    limit_bytes: int | None = Field(None, description="Memory of one worker that the budget allows; None is unlimited.")
     allowed_bytes: int | None = Field(
         None, description="Memory that may be taken: the budget's less headroom and `residual_bytes`."
     )

@@ -21,6 +21,12 @@ READS = {
 """Inputs of the stage mix for each thing that a mixture reads."""
 
 
+def follows(config: Config) -> bool:
+    """Return whether the mixture that `config` asks for follows training, so that it may be another next time."""
+    settings = config.select.mixture
+    return settings is not None and bool(find(Mixture, str(settings.get("method"))).reads - {"scores", "features"})
+
+
 def mixed(config: Config, call: Callable[..., Result], **given: tuple[Ref, ...]) -> tuple[Ref, ...]:
     """Return the mixture that `config` asks for; nothing where it asks for none.
 

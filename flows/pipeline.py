@@ -13,7 +13,7 @@ from prefect import flow
 
 from data_contracts.records import Decision, Plan, Promotion, Ref, Result, Verdict
 from flows.lineage import Start, compared, start_of
-from flows.mixing import mixed
+from flows.mixing import follows, mixed
 from flows.order import ConfigFile, Place
 from flows.outcome import Outcome
 from flows.pipeline_run import PipelineRun, opened
@@ -74,7 +74,7 @@ def trained(run: PipelineRun) -> Trained:
     decided = first_decision(run, data, plan, begun, start)
     decision = run.read(decided, "decision", Decision)
 
-    # The loop: score, mix, select, train, and ask whether more is worth its price.
+    # The loop: plan anew, score, mix, select, train, and ask whether more is worth its price.
     while not decision.stops:
         run.next_round()
         if decision.replans:
@@ -179,6 +179,7 @@ def trained(run: PipelineRun) -> Trained:
             plan=plan,
             decision=decided.ref("decision"),
             weighing=weighing,
+            mixture=mixture if follows(run.config) else (),
             earlier_scores=earlier,
             scores=now,
         )

@@ -18,8 +18,12 @@ from stages.admission import parse_slice
 from stages.identity import stage_version
 from stages.stage import find_stage
 
-RAISABLE: Mapping[str, tuple[str, ...]] = {"budget": ("flops", "tokens", "seconds", "money"), "govern": ("rounds",)}
-"""What may be another when a run goes on."""
+RAISABLE: Mapping[str, tuple[str, ...]] = {
+    "budget": ("flops", "tokens", "seconds", "money", "peak_bytes"),
+    "govern": ("rounds",),
+    "train": ("workers",),
+}
+"""What may be another when a run goes on: what decisions and plans alone read."""
 READ_IT = ("plan", "govern")
 """Stages that read the budget."""
 

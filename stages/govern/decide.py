@@ -5,6 +5,8 @@ seconds or money are turned into FLOPs at the rate at which training has spent t
 compared, and the one that binds is named. Each remaining round gets an equal share, and there are no more rounds than
 affordable ones. Before the first scoring its cost is taken to be that of one training pass over the pool, as planned.
 A policy that has seen enough closes: the last segment is a decay alone, `train.decay_share` of what was trained.
+A new plan is offered where it is owed or pays (`stages/governor/reallocation.py`); whatever is done next is then done
+under it. No two follow each other for what it is worth alone: a cool-down of one decision.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from data_contracts.direction import direction_of
 from data_contracts.errors import ArtifactError
 from data_contracts.ledger import Ledger
 from data_contracts.method import resolve
-from data_contracts.records import Decision, Plan, Ref
+from data_contracts.records import Decision, MemoryUse, Plan, Ref
 from stages.governor.policy import BETWEEN, Choice, Number, Policy, evidence, forgetting
+from stages.governor.reallocation import Reallocation, changed, other_batch, ran_out
 from stages.governor.state import Drift, Point, State
 
 TRAINING = ("warm_up", "train")
-CHOOSING = ("score", "select")
 
 
 class Settings(Protocol):
@@ -50,7 +52,10 @@ def decide(
     plan: Plan,
     previous: Decision | None,
     spent: Ledger,
+    *,
     drift: Drift | None = None,
+    use: MemoryUse | None = None,
+    remixes: bool = False,
 ) -> tuple[Decision, State]:
     """Return the decision after the latest of `curves`, and the state that it was made from.
 
@@ -61,6 +66,8 @@ def decide(
         previous: the decision that led to the latest segment; None after the warm-up.
         spent: everything that the inputs descend from; money is charged at the budget's price.
         drift: what has moved under the latest selection; None where nothing tells.
+        use: what the latest segment held; None where nothing tells.
+        remixes: whether a mixture is in force that follows training.
 
     Raises `ArtifactError` where curves and checkpoints are not parallel or do not follow `previous`.
     """
@@ -85,13 +92,16 @@ def decide(
     least = max(1, 2 * steps[-1])  # less than two of the dearest, evaluation included, is no segment
     if spendable is not None:
         rounds_left = min(rounds_left, spendable // least)
-    choosing = _mean_choosing(spent, actions)
+    choosing, mixing = _mean_choosing(spent, actions)
     share = None if spendable is None else spendable // max(1, rounds_left)
     whole = seen.segment_flops(seen.last_segment)
-    state = replace(seen, horizon=whole if share is None else min(whole, share), reselect_flops=choosing, drift=drift)
-    open_ = BETWEEN
-    if choosing is not None and spendable is not None and 2 * choosing > spendable:
-        open_ -= {"reselect"}  # choosing anew would take more than half of what is left: what was chosen stands
+    horizon = whole if share is None else min(whole, share)
+    anew = _new_plan(settings, plan, curves, use, previous, horizon, spent)
+    state = replace(seen, horizon=horizon, reselect_flops=choosing, remix_flops=mixing, reallocation=anew, drift=drift)
+    open_ = BETWEEN | ({"reallocate"} if anew else set()) | ({"remix"} if remixes and mixing is not None else set())
+    for action, cost in (("reselect", choosing), ("remix", mixing)):
+        if cost is not None and spendable is not None and 2 * cost > spendable:
+            open_ -= {action}  # choosing anew would take more than half of what is left: what was chosen stands
     choice, closes = _choose(
         govern, state, remaining.model_copy(update={"flops": spendable}), round_, rounds_left, open_
     )
@@ -107,8 +117,9 @@ def decide(
         **{f"segment_{i}_action": action for i, action in enumerate(actions)},
         **{f"segment_{i}_reason": reason for i, reason in enumerate(_reasons(previous), start=1)},
     }
-    if choice.action == "reselect" and spendable is not None:
-        expected = plan.pass_flops if choosing is None else choosing
+    if choice.action in ("reselect", "remix") and spendable is not None:
+        known = choosing if choice.action == "reselect" else mixing
+        expected = plan.pass_flops if known is None else known
         numbers["choosing_expected_flops"] = expected
         share = max(least, (spendable - min(expected, spendable // 2)) // rounds_left)
     if closes:
@@ -120,7 +131,7 @@ def decide(
         action=choice.action,
         reason=choice.reason,
         round=round_,
-        replans=round_ == 0 and choice.action != "stop",
+        replans=choice.action != "stop" and (round_ == 0 or _under(anew, choice)),
         closes=closes,
         best=checkpoints[best.segment].digest if best else None,
         best_step=best.step if best else None,
@@ -152,6 +163,10 @@ def _choose(
         return Choice(action="stop", reason=reason, numbers=evidence(state)), False
     if rounds_left > 1 or round_ == 0:
         choice = policy.decide(state, remaining, open_)
+        if choice.action == "continue" and state.reallocation and state.reallocation.owed:
+            choice = choice.model_copy(update={"action": "reallocate"})
+        if choice.action == "reallocate" and state.reallocation:
+            choice = choice.model_copy(update={"reason": f"{state.reallocation.reason}; {choice.reason}"})
         return choice, choice.action == "anneal"
     choice = policy.decide(state, remaining, frozenset({"anneal", "stop"}))
     goes_on = policy.decide(state, remaining, frozenset({"continue", "anneal", "stop"})).action == "continue"
@@ -223,10 +238,39 @@ def _spendable(
     return min(limits, default=(None, None))
 
 
-def _mean_choosing(spent: Ledger, actions: Sequence[str]) -> int | None:
-    """Return what scoring, mixing and selecting have cost a re-selection, FLOPs; None before the first."""
-    times = sum(action == "reselect" for action in actions)
-    if not times:
+def _mean_choosing(spent: Ledger, actions: Sequence[str]) -> tuple[int | None, int | None]:
+    """Return what a re-selection (scoring, mixing, selecting) and a remix have cost, FLOPs; None before the first."""
+    reselected = sum(action == "reselect" for action in actions)
+    if not reselected:
+        return None, None
+    causes, none = spent.by_cause(), Cost()
+    mixing = spent.by_stage().get("mix", none).flops  # its short trainings are charged as probes
+    mixed = (causes.get("select", none).flops + mixing) // (reselected + sum(action == "remix" for action in actions))
+    return causes.get("score", none).flops // reselected + mixed, mixed
+
+
+def _new_plan(
+    settings: Settings,
+    plan: Plan,
+    curves: Sequence[pa.Table],
+    use: MemoryUse | None,
+    previous: Decision | None,
+    horizon: float,
+    spent: Ledger,
+) -> Reallocation | None:
+    """Return the new plan that is owed or pays, else None; after the warm-up one is made anyway."""
+    if previous is None:
         return None
-    mixing = spent.by_stage().get("mix", Cost()).flops  # its short trainings are charged as probes
-    return (sum(cost.flops for cause, cost in spent.by_cause().items() if cause in CHOOSING) + mixing) // times
+    owed = changed(plan, workers=settings.train.workers, limit=settings.budget.peak_bytes)
+    if owed is not None:
+        return owed
+    if previous.round > 0 and previous.replans:  # the cool-down
+        return None
+    found = ran_out(use) or other_batch(plan, curves)
+    price = spent.by_stage().get("plan", Cost()).flops
+    return found if found is not None and found.pays(horizon, price, settings.govern.hysteresis) else None
+
+
+def _under(anew: Reallocation | None, choice: Choice) -> bool:
+    """Return whether what was chosen is done under a new plan: a rule may go on with the old one where none is owed."""
+    return anew is not None and (anew.owed or choice.action != "continue")

@@ -7,15 +7,16 @@ wall time enters only where the budget sets seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from data_contracts.arrow import read_table
 from data_contracts.config import BudgetConfig, GovernConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.method import Method
-from data_contracts.records import Decision, Plan, Summary
+from data_contracts.records import Decision, MemoryUse, Plan, Summary
 from stages.governor.drift import agreement, shared_rows
+from stages.governor.reallocation import uses_of
 from stages.governor.state import Drift
 from stages.stage import Artifact, Inputs, Stage, Takes, Work
 
@@ -45,6 +46,7 @@ class Govern(Stage[GovernSlice]):
         "earlier_scores": Takes("scores", optional=True),
         "target_tokens": Takes("tokens", optional=True),  # with the one that the latest selection was made for
         "earlier_target": Takes("tokens", optional=True),
+        "mixture": Takes("mixture", optional=True),  # in force, where it follows training
         "weighing": Takes("weighing", optional=True),  # what was tried before the latest segment is charged with it
     }
     gives = {"decision": "decision"}  # noqa: RUF012
@@ -71,7 +73,9 @@ class Govern(Stage[GovernSlice]):
             inputs.one("plan").record(Plan),
             previous,
             spent,
-            drift_of(inputs, previous),
+            drift=drift_of(inputs, previous),
+            use=latest_use(inputs.all("curve")),
+            remixes=inputs.maybe("mixture") is not None,
         )
         work.record("decision", decision)
         left = decision.numbers["spendable_flops"]
@@ -114,6 +118,11 @@ def drift_of(inputs: Inputs, previous: Decision | None) -> Drift | None:
         return None
     value, rows = found or (None, 0)
     return Drift(shared, value, rows, previous is not None and previous.numbers.get("drift") is True)
+
+
+def latest_use(curves: Sequence[Artifact]) -> MemoryUse | None:
+    """Return what the latest segment held; None where it did not say."""
+    return next(iter(uses_of(curves[-1:])), None)
 
 
 def chosen_inside(curve: Artifact) -> list[tuple[int, str, str]]:

@@ -96,16 +96,53 @@ def rise_since_best(state: State) -> Rise | None:
     return Rise(len(points) - 1 - at, nats, p_value)
 
 
-def next_reselection(state: State, horizon: float, freshness: float) -> tuple[float, float] | None:
-    """Return (expected nats, FLOPs with scoring) of one more re-selection; None where none was seen in this run.
+@dataclass(frozen=True)
+class NewData:
+    """One more choice of data: `nats` expected of a segment on it, and the FLOPs of that segment and of choosing."""
+
+    action: str
+    nats: float
+    flops: float
+
+    @property
+    def value(self) -> float:
+        """Nats a FLOP over the horizon and its own cost."""
+        return self.nats / self.flops
+
+
+def best_new_data(
+    state: State, horizon: float, left: float, freshness: float, least: float, allowed: frozenset[str]
+) -> tuple[NewData | None, dict[str, float | int]]:
+    """Return the allowed choice of new data with the highest value, of those that promise `least` nats, and the
+    numbers of all that were weighed.
+
+    Args:
+        horizon: FLOPs of the segment to come.
+        left: FLOPs that may be spent on choosing and training; what choosing leaves is what training gets.
+        freshness: gain of the next as a share of the last, until two were seen.
+    """
+    found, numbers = list[NewData](), dict[str, float | int]()
+    for action, cost in (("reselect", state.reselect_flops), ("remix", state.remix_flops)):
+        if action not in allowed:
+            continue
+        seen = next_of(action, state, min(horizon, left - (cost or 0)), freshness)
+        if seen is not None:
+            found.append(seen)
+            numbers |= {f"{action}_expected_nats": seen.nats, f"{action}_cost_flops": int(seen.flops)}
+    return max((one for one in found if one.nats >= least), key=lambda one: one.value, default=None), numbers
+
+
+def next_of(action: str, state: State, horizon: float, freshness: float) -> NewData | None:
+    """Return what one more `reselect` or `remix` is expected to bring; None where none was seen in this run.
 
     The gain of the last one, times the ratio of the last two (at most 1), or `freshness` after only one; a shorter
-    segment brings its share.
+    segment brings its share. A re-selection mixes too: until a remix was seen alone, re-selections speak for it.
     """
+    told = action if action in state.actions else "reselect"
     seen = [
         (gain, state.segment_flops(i))
-        for i, action in enumerate(state.actions)
-        if action == "reselect" and (gain := state.segment_gain(i)) is not None
+        for i, led in enumerate(state.actions)
+        if led == told and (gain := state.segment_gain(i)) is not None
     ]
     if not seen or horizon <= 0:
         return None
@@ -113,4 +150,5 @@ def next_reselection(state: State, horizon: float, freshness: float) -> tuple[fl
     before = seen[-2][0] if len(seen) > 1 else None
     ratio = freshness if before is None or before <= 0 else min(1.0, max(0.0, gain / before))
     share = min(1.0, horizon / flops) if flops else 1.0
-    return max(0.0, gain) * ratio * share, horizon + (state.reselect_flops or 0)
+    own = state.reselect_flops if action == "reselect" else state.remix_flops
+    return NewData(action, max(0.0, gain) * ratio * share, horizon + (own or 0))

@@ -22,7 +22,8 @@ from stages.governor.state import Drift, State
 INSIDE = frozenset({"continue", "anneal", "end"})
 """What may be chosen after an evaluation inside a segment: go on, start the decay now, end the segment here."""
 BETWEEN = frozenset({"continue", "reselect", "anneal", "stop"})
-"""What may be chosen between segments."""
+"""What may be chosen between segments; `remix` too where a mixture follows training, `reallocate` where a new plan pays
+or is owed."""
 
 Number = float | int | str | bool | None
 
@@ -117,7 +118,12 @@ def drifted(state: State, allowed: frozenset[str], least_agreement: float) -> st
 
 def onward(allowed: frozenset[str]) -> str:
     """Return the action of a rule that goes on: with a new choice of data between rounds, as it is inside training."""
-    return first(allowed, "reselect", "continue", "anneal")
+    return first(allowed, "reselect", "reallocate", "continue", "anneal")
+
+
+def same_data(allowed: frozenset[str]) -> str:
+    """Return the action that goes on with the data in force: under a new plan where one is offered."""
+    return first(allowed, "reallocate", "continue", "anneal")
 
 
 def closing(allowed: frozenset[str]) -> str:
@@ -129,9 +135,9 @@ def evidence(state: State) -> dict[str, Number]:
     """Return the numbers that every choice carries: what was seen, and the best of it, in the metric's own sense.
 
     `evaluations` counts all, `non_finite_steps` lists the steps whose loss was not finite ("30, 40"; "" for none). What
-    has drifted stands there where something tells.
+    has drifted stands there where something tells, and so does a new plan that pays or is owed.
     """
-    drift = state.drift or Drift()
+    drift, anew = state.drift or Drift(), state.reallocation
     moved = {"target_rows_shared": drift.target_shared, "ranking_agreement": drift.agreement}
     best = state.best
     last = state.attempts[-1] if state.attempts else None
@@ -148,6 +154,7 @@ def evidence(state: State) -> dict[str, Number]:
         "direction": state.direction,
         **{name: value for name, value in moved.items() if value is not None},
         **({"ranking_rows": drift.rows} if drift.rows else {}),
+        **({"new_plan": anew.reason, "new_plan_speed_up": anew.speed_up} if anew else {}),
         **_retention(state),
     }
 

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from data_contracts.direction import Direction
+from stages.governor.reallocation import Reallocation
 
 Z95 = 1.6448536269514722
 """95th percentile of the normal distribution."""
@@ -125,6 +126,8 @@ class State:
         horizon: FLOPs that the step decided on would spend: the rest of the segment (inside training) or the next
             segment (between rounds). None: as much as the last segment.
         reselect_flops: what scoring and selecting once cost, where known.
+        remix_flops: what mixing and selecting once cost, where known.
+        reallocation: a new plan that pays or is owed; None where none does.
         drift: what has moved under the latest selection; None where nothing tells.
         retention: what may not be forgotten; None where no loss on a retention set was seen.
     """
@@ -134,6 +137,8 @@ class State:
     actions: tuple[str, ...] = ()
     horizon: int | None = None
     reselect_flops: int | None = None
+    remix_flops: int | None = None
+    reallocation: Reallocation | None = None
     drift: Drift | None = None
     retention: Retention | None = None
 

@@ -12,6 +12,7 @@ from data_contracts.cost import Budget
 from data_contracts.errors import BudgetError, ConfigError, DoesNotFitError
 from data_contracts.method import resolve
 from data_contracts.records import ModelPin, Plan, Summary
+from stages.governor.window import window_for
 from stages.meter.flops import FlopModel
 from stages.meter.machine import available_bytes, device_kind
 from stages.model.batch import TokenTable
@@ -27,7 +28,6 @@ from stages.plan.search import Way, front, precisions, search
 from stages.plan.targets import check_targets
 from stages.plan.trace import Shape, seeded
 from stages.plan.vocabulary import check_vocabulary, places_of
-from stages.plan.window import window_for
 from stages.stage import Inputs, Work
 from stages.technique.base import Technique
 from stages.technique.batch_selector import SAVINGS
@@ -35,6 +35,10 @@ from stages.technique.cost import micro_batch_flops
 
 if TYPE_CHECKING:
     from stages.plan.stage import PlanSlice
+
+
+GOES_ON = "full"
+"""The technique that can go on from another's checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -141,14 +145,17 @@ def _check_data(pin: ModelPin, inputs: Inputs, rows: Rows, work: Work) -> None:
 
 
 def _techniques(config: PlanSlice, inputs: Inputs) -> list[Technique]:
-    """Return the techniques to choose from: the checkpoint's alone where there is one."""
-    checkpoint = inputs.maybe("checkpoint")
-    if checkpoint is not None:
-        return [resolve(Technique, read_trainer(checkpoint.folder)["technique"], "the checkpoint's technique")]
-    return [
+    """Return the techniques to choose from: of a checkpoint its own, and before it `full` where that is preferred."""
+    named = [
         resolve(Technique, settings, f"plan.techniques[{number}]")
         for number, settings in enumerate(config.plan.techniques)
     ]
+    checkpoint = inputs.maybe("checkpoint")
+    if checkpoint is None:
+        return named
+    own = resolve(Technique, read_trainer(checkpoint.folder)["technique"], "the checkpoint's technique")
+    preferred = named[: named.index(own)] if own in named else []
+    return [*(technique for technique in preferred if type(technique).name() == GOES_ON), own]
 
 
 def _plan(
@@ -187,12 +194,15 @@ def _plan(
         optimizer_states=shape.optimizer_states,
         loss_chunks=chunks,
         update_in_backward=inside,
+        window=config.plan.window,
+        answer_tokens=float(answers.mean()),
         workers=config.train.workers,
         sharded=shape.shards > 1,
         offload_activations=shape.offload_activations,
         trainable=trainable,
         peak_bytes=chosen.peak_bytes,
         phases={name: phase.total for name, phase in chosen.phases.items()},
+        limit_bytes=config.budget.peak_bytes,
         allowed_bytes=chosen.allowed_bytes,
         score_bytes=scoring,
         flops_per_token=math.ceil(train / tokens),

@@ -8,14 +8,12 @@ from this run's segments and from those that the newest plan of the same model a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data_contracts.records import MemoryUse, Plan
+from data_contracts.records import Plan
+from stages.governor.reallocation import uses_of
 from stages.stage import Artifact, Inputs
-
-USE = "memory.json"
 
 
 @dataclass(frozen=True)
@@ -38,16 +36,6 @@ class Residual:
         if allowed is None or self.below is None:
             return self.bytes
         return max(self.bytes, allowed - self.below + 1)
-
-
-def uses_of(curves: Iterable[Artifact]) -> list[MemoryUse]:
-    """Return what the segments of these curves held; a file that cannot be read says nothing, since it is no part of a
-    digest and only advises."""
-    found = []
-    for place in (curve.measured(USE) for curve in curves):
-        with suppress(FileNotFoundError, ValueError):
-            found.append(MemoryUse.model_validate_json(place.read_bytes()))
-    return found
 
 
 def learnt(curves: Sequence[Artifact], earlier: Inputs | None, device: str) -> Residual:

@@ -1,7 +1,8 @@
 """Plan how training fits: technique, micro-batch, precision and recomputation, and what a segment will cost.
 
 Nothing is loaded or trained: the step is traced without data. A plan is made from the longest row, not the mean; after
-the warm-up it is made again with the measured gradient noise, and a checkpoint fixes the technique.
+the warm-up, and where the governor reallocates, it is made again with the measured gradient noise and what segments
+held; a checkpoint's technique stays, or gives way to `full` where that is preferred and now fits.
 """
 
 from __future__ import annotations

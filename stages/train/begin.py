@@ -62,8 +62,8 @@ class Begin(Stage[BeginSlice]):
     optional: ClassVar[frozenset[str]] = frozenset({"retention_losses"})
 
     def external(self, config: BeginSlice, root: Path) -> dict[str, Any]:
-        """Return the slice without where a run may begin: what it begins at is an input."""
-        return config.model_dump(mode="json", exclude={"begin": {"start"}})
+        """Return the slice without where a run may begin, and the workers: checkpoint and plan are inputs."""
+        return config.model_dump(mode="json", exclude={"begin": {"start"}, "train": {"workers"}})
 
     def methods(self, config: BeginSlice) -> Iterable[tuple[type[Method], str]]:
         """Name every technique: the plan, an input, decides which is used."""

@@ -59,8 +59,11 @@ class Train(Stage[TrainSlice]):
     optional: ClassVar[frozenset[str]] = frozenset({"end", "retention_losses", "example_influence", "example_choices"})
 
     def external(self, config: TrainSlice, root: Path) -> dict[str, Any]:
-        """Return the slice without what decisions alone read of `govern`: the same segment has the same identity."""
-        return config.model_dump(mode="json", exclude={"govern": {"rounds", "evaluation_share"}})
+        """Return the slice without what decisions alone read of `govern` and plans of `train`: the same segment has the
+        same identity."""
+        return config.model_dump(
+            mode="json", exclude={"govern": {"rounds", "evaluation_share", "hysteresis"}, "train": {"workers"}}
+        )
 
     def methods(self, config: TrainSlice) -> Iterable[tuple[type[Method], str]]:
         """Name the policy and the batch selector, and every technique: the plan, an input, decides which is used."""

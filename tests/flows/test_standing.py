@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from data_contracts.errors import ConfigError
-from data_contracts.records import Decision
+from data_contracts.records import Decision, Plan
 from data_contracts.store import Store
 from flows.calling import call_directly
 from flows.command.share import app
@@ -102,11 +102,13 @@ def test_under_the_same_limits_nothing_needs_to_stand(first: Any) -> None:
 
 def test_only_limits_may_be_others_and_only_of_a_run_that_goes_on() -> None:
     check({}, None)
-    check({"budget": {"flops": 1, "money": 2}, "govern": {"rounds": 3}}, "abc")
+    check(
+        {"budget": {"flops": 1, "money": 2, "peak_bytes": 3}, "govern": {"rounds": 3}, "train": {"workers": 2}}, "abc"
+    )
     with pytest.raises(ConfigError, match=r"train\.learning_rate"):
         check({"train": {"learning_rate": 1}}, "abc")
-    with pytest.raises(ConfigError, match=r"budget\.peak_bytes"):
-        check({"budget": {"peak_bytes": 1}}, "abc")
+    with pytest.raises(ConfigError, match=r"plan\.window"):
+        check({"plan": {"window": 1}}, "abc")
     with pytest.raises(ConfigError, match="no run is named"):
         check({"budget": {"flops": 1}}, None)
 
@@ -147,3 +149,20 @@ def test_runs_that_go_on_from_one_another_are_one_user_and_another_configuration
         trained(other)
     assert all(step.cached for step in other.steps)
     assert run.store.users()[begun] == 2
+
+
+def test_a_run_that_goes_on_under_another_memory_limit_is_planned_anew_and_keeps_what_it_trained(first: Any) -> None:
+    workspace, run = first
+    plan = run.store.record(next(step for step in run.steps if step.name == "plan-round-1").refs["plan"], Plan)
+    assert plan.limit_bytes == 4 * 10**9
+    limit = 3 * 10**9
+    budget = {"flops": 2 * BUDGET, "peak_bytes": limit}
+    after = run_of(workspace.recorded(run.store.run_config(run.run), {"budget": budget}), run.run)
+    ran = [step.name for step in after.steps if not step.cached]
+    assert ran == ["govern-round-1", "plan-round-2", "train-round-2", "govern-round-2"]
+    decision = after.decisions[1]
+    assert decision.replans
+    assert decision.numbers["new_plan"] == f"{limit:,} bytes may be held, not 4,000,000,000 bytes"
+    new = run.store.record(next(step for step in after.steps if step.name == "plan-round-2").refs["plan"], Plan)
+    assert new.limit_bytes == limit
+    assert new.allowed_bytes == 27 * 10**8

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from data_contracts.cost import Budget
 from stages.governor.curve_bank import effective_tokens, fit_curve
-from stages.governor.gain import next_reselection, rise_since_best, window_of
-from stages.governor.policy import Choice, Number, Policy, closing, drifted, ending, evidence, first, obliged
+from stages.governor.gain import best_new_data, rise_since_best, window_of
+from stages.governor.policy import Choice, Number, Policy, closing, drifted, ending, evidence, obliged, same_data
 from stages.governor.state import State
 
 
@@ -61,14 +61,12 @@ class GainLeft(Policy):
                 return choose("reselect", stale)
             if state.last_segment == 0:
                 return choose("reselect", "the warm-up has given what scoring and planning need")
-            buys = horizon
-            if remaining.flops is not None:  # what choosing leaves for training is the segment that can be bought
-                buys = min(horizon, float(remaining.flops - (state.reselect_flops or 0)))
-            anew = next_reselection(state, buys, self.freshness)
-            if anew is not None:
-                numbers |= {"reselect_expected_nats": anew[0], "reselect_cost_flops": int(anew[1])}
-                if anew[0] >= self.min_gain_nats:
-                    return choose("reselect", f"a new selection should bring {anew[0]:.4g} nats")
+        left = np.inf if remaining.flops is None else float(remaining.flops)
+        anew, weighed = best_new_data(state, horizon, left, self.freshness, self.min_gain_nats, allowed)
+        numbers |= weighed
+        if anew is not None:
+            what = "selection" if anew.action == "reselect" else "mixture"
+            return choose(anew.action, f"a new {what} should bring {anew.nats:.4g} nats")
         rise = rise_since_best(state)
         if rise:
             numbers |= {"rise_nats": rise.nats, "rise_p_value": rise.p_value, "rise_age": rise.age}
@@ -80,23 +78,18 @@ class GainLeft(Policy):
         points = window_of(state, self.window)
         if len(points) < self.least or ahead <= 0:
             few = f"{len(points)} evaluation(s) are too few to continue the curve"
-            return choose(self._same(allowed), few if ahead > 0 else "nothing more would be spent")
+            return choose(same_data(allowed), few if ahead > 0 else "nothing more would be spent")
         x, now, then = self._abscissa(state, ahead)
         fitted = fit_curve(x, [point.loss or 0.0 for point in points], np.random.default_rng(0))
         if fitted is None:
-            return choose(self._same(allowed), "too few evaluations to continue the curve")
+            return choose(same_data(allowed), "too few evaluations to continue the curve")
         middle, low, high = fitted.gain(now, then, self.level)
         numbers |= {"ahead_flops": int(ahead), "gain_left": middle, "gain_left_low": low, "gain_left_high": high}
         numbers |= {f"weight_{name}": weight for name, weight in fitted.weights.items()}
         reason = f"{ahead:.3g} FLOPs more bring {low:.3g} to {high:.3g} nats"
         if high < self.min_gain_nats:
             return choose(closing(allowed), f"{reason}, below {self.min_gain_nats:g}")
-        return choose(self._same(allowed), reason)
-
-    @staticmethod
-    def _same(allowed: frozenset[str]) -> str:
-        """Return going on with the data in force."""
-        return first(allowed, "continue", "anneal")
+        return choose(same_data(allowed), reason)
 
     @staticmethod
     def _ahead(horizon: float, remaining: Budget, allowed: frozenset[str]) -> float:

@@ -13,8 +13,8 @@ import math
 from pydantic import Field
 
 from data_contracts.cost import STOCKS, Budget
-from stages.governor.gain import Gain, Rise, marginal_gain, next_reselection, rise_since_best
-from stages.governor.policy import Choice, Number, Policy, drifted, ending, evidence, finite, first
+from stages.governor.gain import Gain, Rise, best_new_data, marginal_gain, rise_since_best
+from stages.governor.policy import Choice, Number, Policy, drifted, ending, evidence, finite, first, same_data
 from stages.governor.state import State
 
 
@@ -91,22 +91,18 @@ class MarginalGain(Policy):
         horizon = self._horizon(state)
         upper = math.inf if gain is None else gain.high * horizon
         pays = upper >= self.min_gain_nats
-        anew = next_reselection(state, horizon, self.freshness)
-        if anew is not None and "reselect" in allowed:
-            expected, cost = anew
-            affordable = left >= cost + self.anneal_share * state.flops
+        anew, weighed = best_new_data(state, horizon, math.inf, self.freshness, self.min_gain_nats, allowed)
+        numbers |= weighed
+        if anew is not None:
+            affordable = left >= anew.flops + self.anneal_share * state.flops
             going_on = max(gain.rate, 0.0) if gain is not None else 0.0
-            better = expected / cost > (1 + self.hysteresis) * going_on
-            numbers |= {"reselect_expected_nats": expected, "reselect_cost_flops": int(cost)}
-            if affordable and expected >= self.min_gain_nats and (better or not pays):
-                return (
-                    "reselect",
-                    f"a new selection should bring {expected:.4g} nats, more a FLOP than going on",
-                )
+            if affordable and (anew.value > (1 + self.hysteresis) * going_on or not pays):
+                what = "selection" if anew.action == "reselect" else "mixture"
+                return anew.action, f"a new {what} should bring {anew.nats:.4g} nats, more a FLOP than going on"
         if pays:
             if gain is None:
-                return first(allowed, "continue", "anneal"), "too few evaluations to tell the gain"
-            return first(allowed, "continue", "anneal"), f"{horizon:.3g} FLOPs more may bring {upper:.4g} nats"
+                return same_data(allowed), "too few evaluations to tell the gain"
+            return same_data(allowed), f"{horizon:.3g} FLOPs more may bring {upper:.4g} nats"
         reason = f"the next {horizon:.3g} FLOPs bring at most {upper:.4g} nats, below {self.min_gain_nats:g}"
         return (ending(allowed) if "end" in allowed else first(allowed, "anneal")), reason
 

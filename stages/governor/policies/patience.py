@@ -10,7 +10,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from data_contracts.cost import STOCKS, Budget
-from stages.governor.policy import Choice, Policy, ending, evidence, first
+from stages.governor.policy import Choice, Policy, ending, evidence, first, onward
 from stages.governor.state import State
 
 
@@ -46,6 +46,6 @@ class Patience(Policy):
             usable = bool(state.evaluations) and not broken and not state.annealed
             action = first(allowed, "anneal") if usable and "end" not in allowed else ending(allowed)
         else:
-            action = first(allowed, "reselect", "continue", "anneal")
+            action = onward(allowed)
             reason = f"{since} of {self.patience} evaluations without improvement"
         return Choice(action=action, reason=reason, numbers=numbers)

@@ -7,7 +7,7 @@ import pytest
 from data_contracts.cost import Cost
 from data_contracts.errors import ArtifactError
 from data_contracts.ledger import Entry, Ledger
-from data_contracts.records import Decision, Plan, Ref
+from data_contracts.records import Decision, MemoryUse, Plan, Ref
 from stages.govern.stage import STAGE, GovernSlice
 from stages.stage import Artifact, Inputs
 from tests.local_work import work_for
@@ -34,7 +34,7 @@ PLAN = Plan(
 def row(item):
     unknown = dict.fromkeys(("gradient_norm", "gradient_noise", "update_ratio", "promised_loss"))
     guard = {"guard": "off", "guard_scale": 1.0, "guard_action": ""}
-    return {**item, **unknown, **guard, "epoch": 1.0, "learning_rate": 1e-3}
+    return {**unknown, **guard, "epoch": 1.0, "learning_rate": 1e-3, **item}
 
 
 def ledger(**flops):
@@ -43,10 +43,21 @@ def ledger(**flops):
 
 
 def govern(
-    tmp_path, segments, previous=None, spent=None, budget=None, beside=None, tables=None, notices=None, **settings
+    tmp_path,
+    segments,
+    previous=None,
+    spent=None,
+    budget=None,
+    beside=None,
+    tables=None,
+    train=None,
+    plan=None,
+    notices=None,
+    **settings,
 ):
     """Run the stage; return its decision and its summary. `beside` may put files beside the curves; `tables` are further
-    inputs: name to (contract, tables); `notices` is filled with what the user is told."""
+    inputs: name to (contract, tables); `train` are settings, `plan` fields of the plan in force;
+    `notices` is filled with what the user is told."""
     maker = work_for(STAGE, tmp_path / "made")
     maker.gives = {f"curve{i}": "curve" for i in range(len(segments))} | {"plan": "plan", "decision": "decision"}
     for i, rows in enumerate(segments):
@@ -54,7 +65,7 @@ def govern(
             writer.extend({k: [row(r)[k] for r in rows] for k in row(rows[0])})
     if beside:
         beside(maker)
-    maker.record("plan", PLAN)
+    maker.record("plan", PLAN.model_copy(update=plan or {}))
     given = {
         "curve": [maker.artifact(f"curve{i}") for i in range(len(segments))],
         "checkpoint": [
@@ -72,7 +83,9 @@ def govern(
             maker.table(f"{name}{i}", table)
         given[name] = [maker.artifact(f"{name}{i}") for i in range(len(several))]
     work = work_for(STAGE, tmp_path / "work", ledger=spent or ledger(warm_up=2 * FLOPS))
-    config = GovernSlice(budget={"flops": 100 * FLOPS} if budget is None else budget, govern=settings, train={})
+    config = GovernSlice(
+        budget={"flops": 100 * FLOPS} if budget is None else budget, govern=settings, train=train or {}
+    )
     summary = STAGE.run(config, Inputs(given), work)
     if notices is not None:
         notices += work.notices
@@ -294,3 +307,82 @@ def test_another_target_than_that_of_the_latest_selection_is_said_and_counted(tm
     assert decision.action == "reselect"
     assert "25% of its rows are the same" in decision.reason
     assert decision.numbers["target_rows_shared"] == 0.25
+
+
+STEEP = segment([3.0, 2.7, 2.5, 2.35, 2.25, 2.2, 2.17], start=20)
+DEAR = ledger(warm_up=2 * FLOPS, score=48 * FLOPS, train=7 * FLOPS)
+"""Choosing anew is not offered."""
+WIDE = {"window": 64, "micro_batch": 8, "accumulation": 8, "answer_tokens": 10.0}
+NOISY = [{**item, "gradient_noise": 160.0} for item in STEEP]
+"""Of 16 examples; the plan in force has 64."""
+
+
+def test_where_other_workers_or_memory_may_be_used_what_is_done_next_is_done_under_a_new_plan(tmp_path):
+    first, _ = govern(tmp_path / "a", [WARMUP], policy=PATIENT)
+    given = {"policy": PATIENT, "train": {"workers": 2}}
+    on, summary = govern(tmp_path / "b", [WARMUP, STEEP], first, DEAR, **given)
+    assert (on.action, on.replans) == ("reallocate", True)
+    assert summary.facts["reason"].startswith("2 worker(s) may be used, not 0; ")
+    assert on.numbers["new_plan"] == "2 worker(s) may be used, not 0"
+    cheap = ledger(warm_up=2 * FLOPS, score=FLOPS, train=7 * FLOPS)
+    chosen, _ = govern(tmp_path / "c", [WARMUP, STEEP], first, cheap, **given)
+    assert (chosen.action, chosen.replans) == ("reselect", True)
+    last, _ = govern(tmp_path / "d", [WARMUP, STEEP], first, cheap, rounds=2, **given)
+    assert (last.action, last.replans) == ("anneal", True)
+    over, _ = govern(tmp_path / "e", [WARMUP, STEEP], first, cheap, rounds=1, **given)
+    assert (over.action, over.replans) == ("stop", False)
+    less, _ = govern(
+        tmp_path / "f", [WARMUP, STEEP], first, DEAR, budget={"flops": 100 * FLOPS, "peak_bytes": 10**9}, policy=PATIENT
+    )
+    assert less.reason.startswith("1,000,000,000 bytes may be held, not any memory; ")
+    same, _ = govern(tmp_path / "g", [WARMUP, STEEP], first, DEAR, plan={"workers": 2}, **given)
+    assert (same.action, same.replans) == ("continue", False)
+
+
+def test_a_new_plan_is_made_after_memory_ran_out_and_not_twice_in_a_row(tmp_path):
+    use = MemoryUse(device="cpu", predicted_bytes=1, allowed_bytes=None, measured_bytes=2, ran_out=True)
+
+    def beside(maker):
+        for name in [name for name in maker.gives if name.startswith("curve")]:
+            maker.measured(name, "memory.json").write_text(use.model_dump_json())
+
+    first, _ = govern(tmp_path / "a", [WARMUP], policy=PATIENT)
+    on, _ = govern(tmp_path / "b", [WARMUP, STEEP], first, DEAR, policy=PATIENT, beside=beside)
+    assert (on.action, on.replans) == ("reallocate", True)
+    assert on.reason.startswith("memory ran out in the latest segment")
+    more = segment([2.1, 2.0, 1.92, 1.86, 1.82, 1.8, 1.79], start=90)
+    after, _ = govern(tmp_path / "c", [WARMUP, STEEP, more], on, DEAR, policy=PATIENT, beside=beside, rounds=9)
+    assert (after.action, after.replans) == ("continue", False)
+    assert after.numbers["segment_2_action"] == "reallocate"
+
+
+def test_a_batch_far_above_the_noise_scale_is_reallocated_where_that_pays(tmp_path):
+    first, _ = govern(tmp_path / "a", [WARMUP], policy=PATIENT)
+    given = {"policy": PATIENT, "plan": WIDE}
+    on, _ = govern(tmp_path / "b", [WARMUP, NOISY], first, DEAR, **given)
+    assert (on.action, on.replans) == ("reallocate", True)
+    assert on.numbers["new_plan_speed_up"] == pytest.approx((1 + 640 / 160) / (1 + 160 / 160))
+    never, _ = govern(tmp_path / "c", [WARMUP, NOISY], first, DEAR, hysteresis=1.5, **given)
+    assert (never.action, never.replans) == ("continue", False)
+    quiet, _ = govern(tmp_path / "d", [WARMUP, STEEP], first, DEAR, **given)
+    assert quiet.action == "continue"
+
+
+def test_a_remix_is_offered_where_a_mixture_follows_training_and_charged_what_it_cost(tmp_path):
+    mixture = {"part": ["a"], "rows": [1], "tokens": [1], "prior": [1.0], "share": [1.0], "phase": [0], "replay": [0.0]}
+    tables = {"mixture": ("mixture", [{**mixture, "state": [None]}])}
+    spent = Ledger.fold(
+        [
+            Entry("i", "r", "begin", {"warm_up": Cost(flops=2 * FLOPS)}),
+            Entry("j", "s", "mix", {"probe": Cost(flops=3 * FLOPS)}),
+            Entry("k", "t", "score", {"score": Cost(flops=20 * FLOPS)}),
+            Entry("l", "u", "train", {"train": Cost(flops=7 * FLOPS)}),
+        ]
+    )
+    first, _ = govern(tmp_path / "a", [WARMUP])
+    plain, _ = govern(tmp_path / "b", [WARMUP, STEEP], first, spent)
+    assert (plain.action, plain.numbers["reselect_flops"]) == ("reselect", 23 * FLOPS)
+    mixed, _ = govern(tmp_path / "c", [WARMUP, STEEP], first, spent, tables=tables)
+    assert (mixed.action, mixed.reselects, mixed.rescores) == ("remix", True, False)
+    assert mixed.numbers["choosing_expected_flops"] == 3 * FLOPS
+    assert mixed.segment_flops == (100 - 32 - 5 - 3) * FLOPS // 2

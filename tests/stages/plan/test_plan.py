@@ -123,6 +123,21 @@ def test_a_checkpoint_fixes_the_technique(
     assert {item["technique"] for item in plan.considered} == {"lora"}
 
 
+@pytest.mark.parametrize(("first", "second", "chosen"), [("full", "lora", "full"), ("lora", "full", "lora")])
+def test_a_checkpoint_of_another_technique_goes_on_by_full_where_that_is_preferred_and_fits(
+    pin: ModelPin, inputs: dict[str, Artifact], planned: Planned, tmp_path: Path, first: str, second: str, chosen: str
+) -> None:
+    named = {"techniques": [{"method": first}, {"method": second}]}
+    own, _, _ = planned({"plan": {"techniques": [{"method": "lora"}]}}, inputs)
+    work = LocalWork(tmp_path / "c", {"checkpoint": "checkpoint"})
+    save_checkpoint(work.path("checkpoint"), load_model(pin), pin, {}, {"technique": own.technique, "step": 1})
+    given = {**inputs, "checkpoint": work.artifact("checkpoint")}
+    assert planned({"plan": named}, given)[0].technique["method"] == chosen
+    least = min(item["peak_bytes"] for item in own.considered) * 10 // 9 + 1
+    short, _, _ = planned({"plan": {**named, "savings": []}, "budget": {"peak_bytes": least}}, given)
+    assert short.technique["method"] == "lora", "no more memory than that: full does not fit"
+
+
 @pytest.mark.parametrize(("noise", "window"), [(None, 8), (15 * 8.0, 8), (15 * 20.0, 20), (15 * 900.0, 32), (1.0, 4)])
 def test_measured_gradient_noise_moves_the_window_within_bounds(
     inputs: dict[str, Artifact], planned: Planned, tmp_path: Path, noise: float | None, window: int

@@ -10,7 +10,8 @@ import pytest
 
 from data_contracts.errors import DoesNotFitError
 from data_contracts.records import MemoryUse, ModelPin, Plan
-from stages.plan.residual import USE, learnt
+from stages.governor.reallocation import USE
+from stages.plan.residual import learnt
 from stages.stage import Artifact, Inputs
 from tests.local_work import LocalWork
 from tests.stages.plan.conftest import random_rows, token_columns

@@ -38,7 +38,11 @@ class Kept:
         self.folder, self.house = folder, House(folder, rows=24)
         tables = {"tokens": (24, 1, 2), "validation_tokens": (24, 1, 2), "retention_tokens": (ROWS, 9, 40)}
         given = LocalWork(folder / "kept", dict.fromkeys(tables, "tokens"))
-        for name, (rows, seed, first) in tables.items():  # validation falls, for it is trained on; what is kept has other words
+        for name, (
+            rows,
+            seed,
+            first,
+        ) in tables.items():  # validation falls, for it is trained on; what is kept has other words
             columns = token_columns(rows, seed)
             ids = [[first + number % 20 for number in row] for row in columns["input_ids"]]
             given.table(name, {**columns, "input_ids": ids})

@@ -278,6 +278,10 @@ class TrainConfig(Frozen):
         "{method: colm}; docs/selection.md. Unset trains on every row drawn.",
     )
     guard: GuardConfig | None = Field(default_factory=GuardConfig, description="Null trains without one.")
+    probe: bool = Field(
+        False,
+        description="Whether a segment tries a way of choosing, as a race sets it: all it costs is then a probe's.",
+    )
     workers: int = Field(0, ge=0, description="Ray Train workers; 0 is in this process.")
 
 

@@ -214,7 +214,12 @@ def tried_arm(
         "train",
         {
             "train": config.train.model_copy(
-                update={"segment_flops": probe, "epochs": 2 * PROBE_VISITS, "evaluations": PROBE_EVALUATIONS}
+                update={
+                    "probe": True,
+                    "segment_flops": probe,
+                    "epochs": 2 * PROBE_VISITS,
+                    "evaluations": PROBE_EVALUATIONS,
+                }
             ),
             "govern": config.govern.model_copy(update={"policy": NEVER_ENDS}),
         },

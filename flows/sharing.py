@@ -25,7 +25,6 @@ from stages.governor.state import State
 
 Unit = Literal["flops", "hours", "money"]
 STOCK: Mapping[Unit, str] = {"flops": "flops", "hours": "seconds", "money": "money"}
-TRAINING = ("warm_up", "train")
 SECONDS = 3600.0
 
 
@@ -68,7 +67,7 @@ class Begun:
         """Return what a FLOP of its training takes of the pot; None where none was timed."""
         if unit == "flops":
             return 1.0
-        trained = sum((cost for cause, cost in self.kept.by_cause().items() if cause in TRAINING), Cost())
+        trained = self.kept.training()
         took = amount(trained, unit)
         return took / trained.flops if trained.flops and took > 0 else None
 

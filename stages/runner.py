@@ -46,7 +46,7 @@ CAUSE_OF = {
     "judge": "eval",
     "promote": "reconfigure",
 }
-"""Under which cause a stage's own seconds and memory are charged, beyond what it charged itself."""
+"""Under which cause a stage's own seconds and memory are charged, where it names none (`Stage.cause`)."""
 
 
 def run(request: Request, *, reporter: Reporter | None = None) -> Result:
@@ -171,7 +171,7 @@ class _Job:
     def costs(self) -> dict[str, Cost]:
         """What was spent so far: the stage's charges, and the rest of wall seconds, peak memory and energy."""
         costs = dict(self.desk.costs) if self.desk else {}
-        cause = CAUSE_OF.get(self.stage.verb, "reconfigure")
+        cause = self.stage.cause(self.config) or CAUSE_OF.get(self.stage.verb, "reconfigure")
         rest = time.monotonic() - self.started - sum(cost.seconds for cost in costs.values())
         own = Cost(seconds=max(0.0, rest), peak_bytes=peak_bytes(), joules=self.energy.joules())
         return {**costs, cause: costs.get(cause, Cost()) + own}

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_contracts.arrow import TABLE_FILE, TableWriter, read_batches, read_table
-from data_contracts.cost import Cost, Frozen
+from data_contracts.cost import Cause, Cost, Frozen
 from data_contracts.errors import ArtifactError, ConfigError
 from data_contracts.ledger import Ledger
 from data_contracts.method import Method, name_in, nearest, resolve
@@ -247,6 +247,13 @@ class Stage(Generic[C]):
         The default is the slice as it is. `root` is the folder that relative paths start from.
         """
         return config.model_dump(mode="json")
+
+    def cause(self, config: C) -> Cause | None:
+        """Return under which cause its own seconds, memory and energy are charged, beyond what it charged itself.
+
+        None: that of its verb.
+        """
+        return None
 
     def kin(self, config: C, inputs: Inputs) -> Any:
         """Return in canonical form all that decides the outcome of a row besides the rows; None: rows are not alone.

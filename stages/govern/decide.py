@@ -31,8 +31,6 @@ from stages.governor.policy import BETWEEN, Choice, Number, Policy, evidence, fo
 from stages.governor.reallocation import Reallocation, changed, other_batch, ran_out
 from stages.governor.state import Drift, Point, State
 
-TRAINING = ("warm_up", "train")
-
 
 class Settings(Protocol):
     """The sections of the configuration that a decision reads."""
@@ -218,10 +216,7 @@ def _spendable(
 
     A limit on another stock counts as remaining / spent-in-training × FLOPs-in-training.
     """
-    trained = Cost()
-    for cause, cost in spent.by_cause().items():
-        if cause in TRAINING:
-            trained += cost
+    trained = spent.training()
     limits: list[tuple[int, Stock]] = []
     for stock in STOCKS:
         limit: float | None = getattr(budget, stock)

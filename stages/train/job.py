@@ -44,7 +44,7 @@ class Job(Frozen):
     metric: str = Field("validation_loss", description="The curve's column that the policy watches.")
     direction: Literal["minimise", "maximise"] = "minimise"
     most_forgotten: float | None = Field(None, description="Nats that the retention loss may rise; None is any.")
-    cause: Literal["warm_up", "train"] = "train"
+    cause: Literal["warm_up", "train", "probe"] = "train"
     anneals: bool = Field(False, description="Whether the segment's end decays the learning rate.")
     closes: bool = Field(False, description="Whether the decay lasts the whole segment.")
     evaluate_start: bool = Field(False, description="Whether the model is evaluated before the first step.")

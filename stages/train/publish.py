@@ -88,7 +88,7 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
         _put_checkpoint(kept.folder(at["end"]["step"]), work.path("end"), ended)
     costs = _costs(job, at, timing)
     for cause, cost in costs.items():
-        work.charge(cause, cost)
+        work.charge("probe" if job.cause == "probe" else cause, cost)  # of a probe all is what trying costs
     if at["halved"]:
         work.notice(
             f"memory ran out at step(s) {_first(at['halved'])}: micro-batches hold {at['micro_batch']} rows since, not "

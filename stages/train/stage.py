@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from data_contracts.arrow import TABLE_FILE
 from data_contracts.config import GovernConfig, TrainConfig
@@ -74,6 +74,10 @@ class Train(Stage[TrainSlice]):
         selector = [] if picks is None else [(BatchSelector, name_in(picks, "train.batch_selector"))]
         return ((Policy, str(config.govern.policy.get("method"))), *selector, *techniques())
 
+    def cause(self, config: TrainSlice) -> Literal["train", "probe"]:
+        """Return what a segment is for."""
+        return "probe" if config.train.probe else "train"
+
     def run(self, config: TrainSlice, inputs: Inputs, work: Work) -> Summary:
         """Train one segment; see the modules beside this one."""
         from data_contracts.direction import direction_of
@@ -110,6 +114,7 @@ class Train(Stage[TrainSlice]):
             pin=read_pin(inputs.one("base")),
             plan=plan,
             train=config.train,
+            cause=self.cause(config),
             policy=config.govern.policy,
             metric=config.govern.metric,
             direction=direction_of(config.govern.metric, config.govern.direction),

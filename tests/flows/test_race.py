@@ -111,6 +111,9 @@ def test_every_arm_is_chosen_and_trained_with_equal_flops_and_the_winner_goes_on
 def test_what_trying_cost_is_charged_to_the_decisions_that_follow(raced):
     _, run, _ = raced
     before, after = run.decisions[0], run.decisions[1]
+    for arm in ("random", "bm25", "influence"):
+        assert set(step(run, f"train-race-{arm}").costs) == {"probe"}, "loading and evaluating it is trying too"
+    assert set(step(run, "train-round-2").costs) == {"train", "eval"}
     race = [item for item in run.steps if item.name.split("-")[0] in ("score", "select", "train", "weigh")]
     race = race[: [item.name for item in race].index("weigh-race") + 1]
     assert before.remaining.flops - after.remaining.flops == sum(item.cost.flops for item in race)

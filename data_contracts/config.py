@@ -261,7 +261,9 @@ class TrainConfig(Frozen):
     segment_flops: Flops | None = Field(
         None, ge=1, description="Most that a segment may spend, evaluation included; unset leaves it to the governor."
     )
-    evaluations: int = Field(4, ge=1, description="Validation evaluations a segment.")
+    evaluations: int = Field(
+        8, ge=1, description="Validation evaluations a segment; the default policy reads six of them."
+    )
     validation_rows: int | None = Field(
         None, ge=1, description="Most rows of validation, and of retention, used; unset is all."
     )

@@ -18,7 +18,7 @@ from flows.order import ConfigFile, Place
 from flows.outcome import Outcome
 from flows.pipeline_run import PipelineRun, opened
 from flows.race import race
-from flows.reading import reads_scores
+from flows.reading import reads_scores, refuse_unpayable
 from flows.workspace import CONFIG_FILE, Workspace
 
 
@@ -109,6 +109,7 @@ def trained(run: PipelineRun) -> Trained:
             selections += won.selections
         else:
             if decision.rescores and reads_scores(run.config.select):
+                refuse_unpayable(run.config.score, run.read(planned, "plan", Plan), decision)
                 scored = run.call(
                     "score",
                     base=base,

@@ -14,7 +14,7 @@ from data_contracts.arrow import read_table
 from data_contracts.config import BudgetConfig, GovernConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.method import Method
-from data_contracts.records import Decision, MemoryUse, Plan, Summary
+from data_contracts.records import Decision, MemoryUse, Plan, Summary, Weighing
 from stages.governor.drift import agreement, shared_rows
 from stages.governor.reallocation import uses_of
 from stages.governor.state import Drift
@@ -64,7 +64,7 @@ class Govern(Stage[GovernSlice]):
         from stages.govern.outlook import Outlook, by_cause, decisions, expected, forgetting, marks, segments
         from stages.govern.page import show
 
-        given, spent = inputs.maybe("decision"), work.spent()
+        given, tried, spent = inputs.maybe("decision"), inputs.maybe("weighing"), work.spent()
         previous = given.record(Decision) if given else None
         decision, state = decide(
             config,
@@ -75,6 +75,7 @@ class Govern(Stage[GovernSlice]):
             spent,
             drift=drift_of(inputs, previous),
             use=latest_use(inputs.all("curve")),
+            weighing=tried.record(Weighing) if tried else None,
             remixes=inputs.maybe("mixture") is not None,
         )
         work.record("decision", decision)

@@ -27,9 +27,9 @@ from data_contracts.errors import ArtifactError
 from data_contracts.ledger import Ledger
 from data_contracts.method import resolve
 from data_contracts.records import Decision, MemoryUse, Plan, Ref, Weighing
-from stages.governor.policy import BETWEEN, Choice, Number, Policy, evidence
+from stages.governor.policy import BETWEEN, Choice, Number, Policy, evidence, forgetting
 from stages.governor.reallocation import Reallocation, changed, other_batch, ran_out
-from stages.governor.state import Drift, State
+from stages.governor.state import Drift, Point, State
 
 CHOOSING = ("score", "select", "mix")
 """Stages that choose."""
@@ -88,7 +88,9 @@ def decide(
     remaining = budget.minus(spent.total)
     spendable, binding = _spendable(budget, remaining, spent, govern.evaluation_share)
     rounds_left = max(0, govern.rounds - round_)
-    seen = State.from_curves(curves, metric=govern.metric, direction=direction, actions=actions)
+    seen = State.from_curves(
+        curves, metric=govern.metric, direction=direction, actions=actions, most_forgotten=govern.most_forgotten_nats
+    )
     steps = _step_flops(seen)
     least = max(1, 2 * steps[-1])  # less than two of the dearest, evaluation included, is no segment
     if spendable is not None:
@@ -128,7 +130,8 @@ def decide(
     if closes:
         decay = max(least, int(settings.train.decay_share * state.flops))
         share = decay if share is None else min(share, decay)
-    best = state.best
+    best = _best(state)
+    numbers |= {"best_step": best.step if best else None, "best_loss": state.shown(best.loss) if best else None}
     decision = Decision(
         action=choice.action,
         reason=choice.reason,
@@ -154,6 +157,9 @@ def _choose(
 
     Returns its choice, and whether that closes: it has seen enough of these data, whatever rounds are left.
     """
+    forgot = forgetting(state, open_)
+    if forgot:
+        return forgot, False
     policy = resolve(Policy, govern.policy, "govern.policy")
     if rounds_left == 0:
         used = round_ >= govern.rounds
@@ -171,6 +177,15 @@ def _choose(
     goes_on = policy.decide(state, remaining, frozenset({"continue", "anneal", "stop"})).action == "continue"
     told = choice.model_copy(update={"reason": f"the last round that fits: {choice.reason}"})
     return told, choice.action == "anneal" and not goes_on
+
+
+def _best(state: State) -> Point | None:
+    """Return the evaluation whose checkpoint is the best so far; None where all have forgotten more than is allowed.
+
+    Where that is limited, the evaluation before the first step is none: it cannot forget, and leaves no checkpoint.
+    """
+    limited = state.retention is not None and state.retention.allowed is not None
+    return replace(state, points=state.points[1:]).best if limited else state.best
 
 
 def _step_flops(state: State) -> list[int]:

@@ -61,7 +61,7 @@ class Govern(Stage[GovernSlice]):
     def run(self, config: GovernSlice, inputs: Inputs, work: Work) -> Summary:
         """Write the decision, and a page and a picture of the run's course beside it."""
         from stages.govern.decide import decide
-        from stages.govern.outlook import Outlook, by_cause, decisions, expected, marks, segments
+        from stages.govern.outlook import Outlook, by_cause, decisions, expected, forgetting, marks, segments
         from stages.govern.page import show
 
         given, tried, spent = inputs.maybe("decision"), inputs.maybe("weighing"), work.spent()
@@ -95,6 +95,9 @@ class Govern(Stage[GovernSlice]):
         }
         if bought is not None:
             facts["all that is left would bring"] = "{:.3g} nats, {:.3g} to {:.3g} at 80 %".format(*bought)
+        facts |= forgetting(state)
+        if decision.best is None and state.best is not None:
+            work.notice("every checkpoint has forgotten more than is allowed: the run keeps none, and the base stands")
         if decision.non_finite_steps:
             facts["steps with a non-finite loss"] = ", ".join(map(str, decision.non_finite_steps))
         made = marks(decision, state, [choice for curve in inputs.all("curve") for choice in chosen_inside(curve)])

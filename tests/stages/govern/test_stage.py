@@ -56,15 +56,17 @@ def govern(
     train=None,
     plan=None,
     also=(),
+    notices=None,
     **settings,
 ):
     """Run the stage; return its decision and its summary. `beside` may put files beside the curves; `tables` are further
     inputs: name to (contract, tables); `train` are settings, `plan` fields of the plan in force, `also`
-    names of what `beside` made that is given too."""
+    names of what `beside` made that is given too; `notices` is filled with what the user is told."""
     maker = work_for(STAGE, tmp_path / "made")
     maker.gives = {f"curve{i}": "curve" for i in range(len(segments))} | {"plan": "plan", "decision": "decision"}
     for i, rows in enumerate(segments):
-        maker.table(f"curve{i}", {k: [row(r)[k] for r in rows] for k in row(rows[0])})
+        with maker.writer(f"curve{i}", extra="retention_loss" in rows[0]) as writer:
+            writer.extend({k: [row(r)[k] for r in rows] for k in row(rows[0])})
     if beside:
         beside(maker)
     maker.record("plan", PLAN.model_copy(update=plan or {}))
@@ -90,6 +92,8 @@ def govern(
         budget={"flops": 100 * FLOPS} if budget is None else budget, govern=settings, train=train or {}
     )
     summary = STAGE.run(config, Inputs(given), work)
+    if notices is not None:
+        notices += work.notices
     return work.artifact("decision").record(Decision), summary
 
 

@@ -52,7 +52,7 @@ def quote(run: PipelineRun) -> Result:
     shared |= {f"{split}_tokens": data.ref(f"{split}_tokens") for split in ("pool", "target", "validation")}
     reading = SLACK * plan.flops_per_token_forward * _tokens(run, data, "validation_tokens")
     target = plan.flops_per_token * _tokens(run, data, "target_tokens")
-    limit = modelled_limit(config.budget.limits, plan, config.govern.evaluation_share)
+    limit = modelled_limit(config.budget.limits, config.budget.price, plan, config.govern.evaluation_share)
     made: dict[str, tuple[Ref, ...]] = {}
     if not _room_for_one(config.auto, config, plan, data.refs["pool_tokens"].rows, limit, reading):
         given = {**shared, "plan": planned.ref("plan")}

@@ -18,7 +18,7 @@ from flows.order import ConfigFile, Place
 from flows.outcome import Outcome
 from flows.pipeline_run import PipelineRun, opened
 from flows.race import race
-from flows.reading import reads_scores
+from flows.reading import reads_scores, refuse_unpayable
 from flows.workspace import CONFIG_FILE, Workspace
 
 
@@ -53,10 +53,10 @@ class Trained:
 
 def trained(run: PipelineRun) -> Trained:
     """Make the calls of one run up to the decision that stops it."""
-    # The four splits, tokenised, and the base model pinned by digest.
+    # The splits, tokenised, and the base model pinned by digest.
     data = run.call("ingest")
     base, pool, target = data.ref("base"), data.ref("pool_tokens"), data.ref("target_tokens")
-    validation = data.ref("validation_tokens")
+    validation, retention = data.ref("validation_tokens"), data.ref("retention_tokens")
 
     # How training fits the budget, and a charged warm-up on a random selection: moments, losses, noise.
     planned = first_plan(run, data)
@@ -98,6 +98,8 @@ def trained(run: PipelineRun) -> Trained:
                 validation_tokens=validation,
                 example_losses=losses,
                 validation_losses=begun.ref("validation_losses"),
+                retention_tokens=retention,
+                retention_reference=begun.ref("retention_losses"),
             )
         if won is not None:
             segment, weighing = won.trained, won.weighed.ref("weighing")
@@ -107,6 +109,7 @@ def trained(run: PipelineRun) -> Trained:
             selections += won.selections
         else:
             if decision.rescores and reads_scores(run.config.select):
+                refuse_unpayable(run.config.score, run.read(planned, "plan", Plan), decision)
                 scored = run.call(
                     "score",
                     base=base,
@@ -160,6 +163,8 @@ def trained(run: PipelineRun) -> Trained:
                 selection=selection,
                 validation_tokens=validation,
                 target_tokens=target,
+                retention_tokens=retention,
+                retention_reference=begun.ref("retention_losses"),
                 checkpoint=checkpoint,
                 decision=decided.ref("decision"),
             )
@@ -200,6 +205,7 @@ def warmed_up(run: PipelineRun, data: Result, plan: tuple[Ref, ...], start: Star
         plan=plan,
         pool_tokens=pool,
         validation_tokens=validation,
+        retention_tokens=data.ref("retention_tokens"),
         start_from=start.checkpoint,
     )
 

@@ -50,7 +50,9 @@ def quote(run: PipelineRun) -> Result:
     plan = run.read(planned, "plan", Plan)
     shared = {name: data.ref(name) for name in ("base", "pool", "target", "validation")}
     shared |= {f"{split}_tokens": data.ref(f"{split}_tokens") for split in ("pool", "target", "validation")}
-    reading = SLACK * plan.flops_per_token_forward * _tokens(run, data, "validation_tokens")
+    shared |= {"retention_tokens": data.ref("retention_tokens")}
+    read = sum(_tokens(run, data, name) for name in ("validation_tokens", "retention_tokens") if name in data.refs)
+    reading = SLACK * plan.flops_per_token_forward * read
     target = plan.flops_per_token * _tokens(run, data, "target_tokens")
     limit = modelled_limit(config.budget.limits, config.budget.price, plan, config.govern.evaluation_share)
     made: dict[str, tuple[Ref, ...]] = {}
@@ -69,6 +71,7 @@ def quote(run: PipelineRun) -> Result:
             plan = run.read(planned, "plan", Plan)
         shared |= {"checkpoint": checkpoint}
         shared |= {name: begun.ref(name) for name in ("example_losses", "validation_losses")}
+        shared |= {"retention_reference": begun.ref("retention_losses")}
         given = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
         limit = spendable(decision, plan)
         least = least_probe(decision, config.auto.least_steps, PROBE_EVALUATIONS)

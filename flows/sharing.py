@@ -183,7 +183,13 @@ def _pass_flops(store: Store, manifest: Manifest) -> float | None:
 def _state(store: Store, manifest: Manifest, config: Config, decision: Decision) -> State:
     curves = [read_table(store.open(ref) / TABLE_FILE) for ref in manifest.inputs["curve"]]
     actions = [str(decision.numbers.get(f"segment_{i}_action", "")) for i in range(len(curves))]
-    return State.from_curves(curves, metric=config.govern.metric, direction=decision.direction, actions=actions)
+    return State.from_curves(
+        curves,
+        metric=config.govern.metric,
+        direction=decision.direction,
+        actions=actions,
+        most_forgotten=config.govern.most_forgotten_nats,
+    )
 
 
 def claim_of(name: str, begun: Begun, unit: Unit, weight: float, most: float) -> Claim:
@@ -193,7 +199,7 @@ def claim_of(name: str, begun: Begun, unit: Unit, weight: float, most: float) ->
     rate = begun.rate(unit)
     if begun.state is None or rate is None:
         return Claim(name, weight=weight, most=most, why="it has not come to its first decision")
-    curve, why, rises = curve_of(begun.state)
+    curve, why, ends = curve_of(begun.state)
     claim = Claim(
         name,
         trained=float(begun.state.flops),
@@ -205,7 +211,7 @@ def claim_of(name: str, begun: Begun, unit: Unit, weight: float, most: float) ->
         most=most,
         why=why,
     )
-    return nothing(claim, why) if rises else claim
+    return nothing(claim, why) if ends else claim
 
 
 def _command(workspace: Workspace, begun: Begun, unit: Unit, limit: float, flops: float | None) -> str:

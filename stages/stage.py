@@ -154,8 +154,9 @@ class Work(Protocol):
     def seed(self, *names: str | int) -> int:
         """Return a 63-bit seed that depends on the configured seed and `names` alone (for torch)."""
 
-    def writer(self, output: str) -> TableWriter:
-        """Open table output `output` for writing, once; use it as a context manager."""
+    def writer(self, output: str, *, extra: bool = False) -> TableWriter:
+        """Open table output `output` for writing, once, with its contract's extra columns where asked for; use it as a
+        context manager."""
 
     def table(self, output: str, columns: pa.Table | Mapping[str, Sequence[Any]]) -> None:
         """Write table output `output` whole (for what fits in memory)."""

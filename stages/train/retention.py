@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -68,15 +69,15 @@ class Retaining:
         table = read_table(Path(given)) if given else next(read_chunks(folder, chunks, LOSSES), None)
         if table is None:
             return cls(rows, job.most_forgotten, None)
-        steps = table.column("step").to_numpy()
-        sums_D = table.column("loss_sum").to_numpy()[steps == steps[:1]]
-        if len(sums_D) != rows.documents:
+        steps, sums, answers = (table.column(name).to_numpy() for name in ("step", "loss_sum", "answer_tokens"))
+        first = steps == steps[:1]
+        if not np.array_equal(answers[first], rows.answers_D):
             raise ArtifactError(
                 "a reference of the documents that are watched now",
-                f"it is of {len(sums_D)} documents, and {rows.documents} are watched",
+                f"it is of {first.sum()} other ones; {rows.documents} are watched",
                 "keep `data.retention` and `train.validation_rows` over a run",
             )
-        return cls(rows, job.most_forgotten, torch.tensor(sums_D))
+        return cls(rows, job.most_forgotten, torch.tensor(sums[first]))
 
     def flops(self, meter: FlopModel) -> int:
         """Return the forward FLOPs of one evaluation, padding included."""

@@ -76,7 +76,7 @@ class Validation:
         lengths = [int(length) for length in self._table.lengths[:count]]
         self._buckets = length_buckets(lengths, batch_tokens)
         self._shapes = [(len(bucket), lengths[bucket[0]], int(answers[bucket].sum())) for bucket in self._buckets]
-        self.documents, self.tokens = count, sum(lengths)
+        self.documents, self.tokens, self.answers_D = count, sum(lengths), answers[:count]
 
     def flops(self, meter: FlopModel) -> int:
         """Return the forward FLOPs of one evaluation, padding included."""

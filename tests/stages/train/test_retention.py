@@ -194,6 +194,8 @@ def test_resumed_from_a_snapshot_it_leaves_the_same_bytes_also_where_the_segment
 def test_a_limit_without_a_retention_set_and_a_reference_of_other_rows_are_refused(kept):
     with pytest.raises(InputError, match="retention"):
         kept.train("no-set", 0.1, retention_tokens=None)
-    other = kept.house.artifacts["validation_tokens"]
-    with pytest.raises(ArtifactError, match="of 7 documents, and 24"):
-        kept.train("other", 0.1, retention_tokens=other)
+    others = LocalWork(kept.folder / "others", dict.fromkeys(("more", "same"), "tokens"))
+    for name, rows in (("more", ROWS + 1), ("same", ROWS)):
+        others.table(name, token_columns(rows, 8))
+        with pytest.raises(ArtifactError, match="of 7 other ones"):
+            kept.train(name, 0.1, retention_tokens=others.artifact(name))

@@ -54,7 +54,7 @@ def quote(run: PipelineRun) -> Result:
     read = sum(_tokens(run, data, name) for name in ("validation_tokens", "retention_tokens") if name in data.refs)
     reading = SLACK * plan.flops_per_token_forward * read
     target = plan.flops_per_token * _tokens(run, data, "target_tokens")
-    limit = modelled_limit(config.budget.limits, plan, config.govern.evaluation_share)
+    limit = modelled_limit(config.budget.limits, config.budget.price, plan, config.govern.evaluation_share)
     made: dict[str, tuple[Ref, ...]] = {}
     if not _room_for_one(config.auto, config, plan, data.refs["pool_tokens"].rows, limit, reading):
         given = {**shared, "plan": planned.ref("plan")}

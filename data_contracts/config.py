@@ -66,12 +66,15 @@ class ModelConfig(Frozen):
 
 
 class DataConfig(Frozen):
-    """Where the four splits come from. Missing validation and holdout are cut from the target, by task where known."""
+    """Where the splits come from. Missing validation and holdout are cut from the target, by task where known."""
 
     pool: Files = Field(min_length=1, description="Files, folders or hub names of what may be trained on.")
     target: Files = Field(min_length=1, description="What good means: read by scoring.")
     validation: Files = Field((), description="Held back from the target: stops and checkpoints are chosen on it.")
     holdout: Files = Field((), description="Only evaluation touches it.")
+    retention: Files = Field(
+        (), description="What the model must not forget: its loss is watched in training, none of it is trained on."
+    )
     validation_fraction: float = Field(0.2, gt=0, lt=1, description="Share of the target cut off where not given.")
     holdout_fraction: float = Field(0.4, gt=0, lt=1, description="Share of the target cut off where not given.")
 
@@ -258,8 +261,12 @@ class TrainConfig(Frozen):
     segment_flops: Flops | None = Field(
         None, ge=1, description="Most that a segment may spend, evaluation included; unset leaves it to the governor."
     )
-    evaluations: int = Field(4, ge=1, description="Validation evaluations a segment.")
-    validation_rows: int | None = Field(None, ge=1, description="Most rows of validation used; unset is all.")
+    evaluations: int = Field(
+        8, ge=1, description="Validation evaluations a segment; the default policy reads six of them."
+    )
+    validation_rows: int | None = Field(
+        None, ge=1, description="Most rows of validation, and of retention, used; unset is all."
+    )
     snapshot_steps: int = Field(50, ge=1, description="Optimizer steps between resume snapshots.")
     drop_last: bool = False
     influence: Literal["segment", "evaluation"] | None = Field(
@@ -273,6 +280,10 @@ class TrainConfig(Frozen):
         "{method: colm}; docs/selection.md. Unset trains on every row drawn.",
     )
     guard: GuardConfig | None = Field(default_factory=GuardConfig, description="Null trains without one.")
+    probe: bool = Field(
+        False,
+        description="Whether a segment tries a way of choosing, as a race sets it: all it costs is then a probe's.",
+    )
     workers: int = Field(0, ge=0, description="Ray Train workers; 0 is in this process.")
 
 
@@ -288,6 +299,12 @@ class GovernConfig(Frozen):
     metric: str = "validation_loss"
     direction: Direction | None = Field(None, description="Unset: told from the metric's name where that is certain.")
     evaluation_share: float = Field(0.05, ge=0, lt=1, description="Share of the budget kept for the final evaluation.")
+    most_forgotten_nats: float | None = Field(
+        None,
+        ge=0,
+        description="How far the loss on `data.retention` may rise above where the run began: beyond it, and beyond "
+        "error, training ends and no checkpoint counts. Unset: it is watched and ends nothing.",
+    )
     hysteresis: float = Field(
         0.1, ge=0, description="How much more a FLOP a new plan must bring than the one in force (docs/governor.md)."
     )
@@ -431,6 +448,12 @@ class Config(Frozen):
     judge: JudgeConfig = JudgeConfig()
     promote: PromoteConfig = PromoteConfig()
     store: StoreConfig = StoreConfig()
+
+    @model_validator(mode="after")
+    def _retains(self) -> Config:
+        if self.govern.most_forgotten_nats is not None and not self.data.retention:
+            raise ValueError("`govern.most_forgotten_nats` limits nothing without `data.retention`: give its files")
+        return self
 
     def slice(self, verb: str) -> dict[str, Any]:
         """Return what stage `verb` reads, as plain JSON data: all that enters its identity from the configuration."""

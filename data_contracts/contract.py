@@ -166,7 +166,8 @@ class Contract:
     Args:
         name: one word.
         version: raised with every change that a reader could notice.
-        schema: Arrow schema with nullability; columns in this order, no others.
+        schema: Arrow schema with nullability; columns in this order, no others but `extra`.
+        extra: columns that may follow those of `schema`, all of them or none; a table without them is as it ever was.
         key: columns that are together strictly increasing from row to row ("" order of text is by code point).
         invariants: rules on columns.
         about: one sentence for people.
@@ -180,25 +181,31 @@ class Contract:
     invariants: tuple[Invariant, ...] = ()
     about: str = ""
     least_rows: int = 0
+    extra: tuple[pa.Field, ...] = ()
 
     @property
     def id(self) -> str:
         """The contract's name and version, as it enters digests: "scores/1"."""
         return f"{self.name}/{self.version}"
 
+    @property
+    def whole(self) -> pa.Schema:
+        """The schema with its extra columns."""
+        return pa.schema([*self.schema, *self.extra])
+
     def validate(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Check every batch and return the number of rows; raises `ContractError` with all violations found."""
         rows, violations = 0, dict[tuple[str, str], Violation]()
         last: tuple[Any, ...] | None = None
         for batch in batches:
-            if batch.schema != self.schema:
+            if batch.schema not in (self.schema, self.whole):
                 raise self.error([self._schema_violation(batch.schema)])
             try:
                 batch.validate(full=True)  # a rule reads wherever an offset points: a bad one ends the process
             except pa.ArrowException as error:
                 raise self.error([Violation(self.id, "*", f"sound Arrow data ({error})", (rows,), 1)]) from error
-            for name in self.schema.names:
-                if not self.schema.field(name).nullable and batch.column(name).null_count:
+            for name in batch.schema.names:
+                if not batch.schema.field(name).nullable and batch.column(name).null_count:
                     self._note(violations, name, "not null", pc.is_null(batch.column(name)), batch, rows)
             for invariant in self.invariants:
                 self._note(violations, invariant.column, invariant.rule, invariant.broken(batch), batch, rows)
@@ -221,12 +228,13 @@ class Contract:
         )
 
     def _schema_violation(self, found: pa.Schema) -> Violation:
-        missing = [n for n in self.schema.names if n not in found.names]
-        extra = [n for n in found.names if n not in self.schema.names]
+        wanted = self.whole if {field.name for field in self.extra} & set(found.names) else self.schema
+        missing = [n for n in wanted.names if n not in found.names]
+        extra = [n for n in found.names if n not in wanted.names]
         wrong = [
-            f"{n}: {found.field(n).type}, not {self.schema.field(n).type}"
-            for n in self.schema.names
-            if n in found.names and found.field(n) != self.schema.field(n)
+            f"{n}: {found.field(n).type}, not {wanted.field(n).type}"
+            for n in wanted.names
+            if n in found.names and found.field(n) != wanted.field(n)
         ]
         text = f"schema (missing {missing or 'none'}, unknown {extra or 'none'}, wrong {wrong or 'none'})"
         return Violation(self.id, "*", text, (), 0)

@@ -66,9 +66,13 @@ class Price(Frozen):
     currency: str = Field("USD", pattern=r"^[A-Z]{3}$", description="ISO 4217, for people; nothing is converted.")
     stages: dict[str, MoneyAnHour] = Field({}, description="Stages whose hour costs otherwise: {ingest: 0.1}.")
 
+    def hour_of(self, stage: str) -> float:
+        """Return the price of an hour of a stage."""
+        return self.stages.get(stage, self.hour)
+
     def of(self, stage: str, cost: Cost) -> Cost:
         """Return `cost` of a stage with its money: its seconds at the price of an hour."""
-        return cost.model_copy(update={"money": cost.seconds / 3600 * self.stages.get(stage, self.hour)})
+        return cost.model_copy(update={"money": cost.seconds / 3600 * self.hour_of(stage)})
 
 
 class Budget(Frozen):

@@ -17,6 +17,10 @@ BEYOND = frozenset({START, "earlier_target", "earlier_scores"})
 """Inputs that may be another run's work: no ledger reaches beyond them. What of it is this run's comes by others."""
 
 
+TRAINING = (("begin", "warm_up"), ("train", "train"), ("train", "probe"))
+"""(stage, cause) of training on the run's own weights."""
+
+
 class Entry(NamedTuple):
     """One attempt's share: the identity it worked on, its run, its stage, its costs by cause, and what it made.
 
@@ -70,6 +74,13 @@ class Ledger(Frozen):
         for _, _, cost in self.charges:
             total += cost
         return total
+
+    def training(self) -> Cost:
+        """Return what warm-up, probes of ways of choosing and segments cost: a FLOP's seconds and money in training.
+
+        A mixture's probes train adapters of their own and may be found again without being trained: they tell no rate.
+        """
+        return sum((cost for stage, cause, cost in self.charges if (stage, cause) in TRAINING), Cost())
 
     def by_stage(self) -> dict[str, Cost]:
         """Return the cost of each stage."""

@@ -81,7 +81,7 @@ def _table(contract: Contract) -> SchemaObject:
         logicalType="object",
         physicalType="Arrow IPC stream",
         description=contract.about or None,
-        properties=[_column(contract, field) for field in contract.schema],
+        properties=[_column(contract, field) for field in contract.whole],
         quality=rules,
     )
 

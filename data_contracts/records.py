@@ -244,7 +244,9 @@ class Decision(Frozen):
     round: int = Field(ge=0)
     replans: bool = False
     closes: bool = Field(False, description="Whether the next segment is the closing decay alone.")
-    best: str | None = Field(None, description="Digest of the checkpoint with the lowest validation loss so far.")
+    best: str | None = Field(
+        None, description="Digest of the checkpoint of the lowest validation loss that may be kept."
+    )
     best_step: int | None = None
     best_loss: float | None = None
     non_finite_steps: tuple[int, ...] = ()

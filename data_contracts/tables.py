@@ -12,6 +12,9 @@ import pyarrow as pa
 from data_contracts.contract import CodeIs, Contract, CountIs, Finite, LengthIs, NotEmpty, OneOf, Within
 
 SPLITS = ("pool", "target", "validation", "holdout")
+"""The splits of every run."""
+RETENTION = "retention"
+"""The split of what a model must not forget, where a run has one."""
 
 
 def _field(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
@@ -235,6 +238,11 @@ CURVE = Contract(
         Within("guard_scale", 0, 1),
     ),
     about="Telemetry by optimizer step. A non-finite loss is recorded as it is: the governor must see it.",
+    extra=(  # where the run has a retention set
+        _field("retention_loss", F64, True),  # mean over its answer tokens; null where not evaluated
+        _field("retention_se", F64, True),  # its standard error, clustered by document
+        _field("retention_rise_se", F64, True),  # of its rise above the run's first, document by document
+    ),
 )
 
 VALIDATION_LOSSES = Contract(
@@ -243,7 +251,7 @@ VALIDATION_LOSSES = Contract(
     pa.schema(
         [
             _field("step", INT64),
-            _field("document", INT32),  # row of the validation tokens, in their order by example_id
+            _field("document", INT32),  # row of the tokens evaluated, in their order by example_id
             _field("loss_sum", F64),  # nats over its answer tokens
             _field("answer_tokens", INT32),
         ]

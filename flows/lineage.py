@@ -8,7 +8,7 @@ is on a side that judges. Everything gone on from is an input of what follows it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from stages.governor.drift import shared_rows
 from stages.identity import stage_version
 from stages.stage import find_stage
 
-DATA = ("base", "pool_tokens", "target_tokens", "validation_tokens", "holdout_tokens")
+DATA = ("base", "pool_tokens", "target_tokens", "validation_tokens", "holdout_tokens", "retention_tokens")
 """What makes a run's data, of the outputs of ingest."""
 WAY = ("technique", "precision", "micro_batch", "accumulation", "packed")
 """What of a plan decides the steps of a warm-up."""
@@ -113,7 +113,7 @@ def _before(run: PipelineRun, data: Result) -> tuple[str, Rows] | None:
         rows = {row.name: row for row in run.store.attempts(past.run) if row.refs}
         if {"ingest", "plan", "begin"} <= set(rows):
             refs = rows["ingest"].refs
-            if any(refs[name].digest != data.refs[name].digest for name in DATA):
+            if any(_digest(refs, name) != _digest(data.refs, name) for name in DATA):
                 return past.run, rows
     return None
 
@@ -127,8 +127,8 @@ def _warm_up(run: PipelineRun, data: Result, planned: Result, rows: Rows) -> Sta
     given = {name: refs[0].digest for name, refs in manifest.inputs.items() if refs}
     if START in given:
         return "its warm-up went on from a run before it"
-    if any(given[name] != data.refs[name].digest for name in ("base", "validation_tokens")):
-        return "the base or the validation split is another"
+    if any(given.get(name) != _digest(data.refs, name) for name in ("base", "validation_tokens", "retention_tokens")):
+        return "the base, the validation or the retention split is another"
     same = stage.external(parse_slice(stage, manifest.config), root) == stage.external(config, root)
     if not same or manifest.stage_version != stage_version(stage, config).digest:
         return "the warm-up's settings, or the project, are others"
@@ -160,6 +160,10 @@ def _latest(run: PipelineRun, data: Result, planned: Result, rows: Rows, changed
     target = (rows["ingest"].refs["target_tokens"],) if changed else ()
     scores = [row.refs["scores"] for row in rows.values() if row.name.startswith("score-") and "scores" in row.refs]
     return Start(None, (checkpoint,), target, tuple(scores[-1:]), selections)
+
+
+def _digest(refs: Mapping[str, Ref], name: str) -> str | None:
+    return refs[name].digest if name in refs else None
 
 
 def _same_way(run: PipelineRun, planned: Result, earlier: Ref, parts: Iterable[str]) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from data_contracts.records import Decision, Ref, Result
+from data_contracts.records import Decision, Plan, Ref, Result
 from flows.lineage import compared
 from flows.mixing import follows, mixed
 from flows.pipeline_run import PipelineRun
 from flows.race import Won, race
-from flows.reading import reads_scores
+from flows.reading import reads_scores, refuse_unpayable
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,11 @@ def one_turn(run: PipelineRun, data: Result, begun: Result, loop: Loop, decision
         )
     else:
         if decision.rescores and reads_scores(run.config.select):
+            refuse_unpayable(run.config.score, run.read(loop.planned, "plan", Plan), decision)
             loop = scored(run, data, loop)
         if decision.reselects:
             loop = selected(run, data, loop)
-        segment = one_segment(run, data, loop)
+        segment = one_segment(run, data, begun, loop)
     loop = replace(
         loop,
         checkpoint=segment.ref("end") or segment.ref("checkpoint"),
@@ -112,6 +113,8 @@ def raced(run: PipelineRun, data: Result, begun: Result, loop: Loop) -> Won | No
         validation_tokens=data.ref("validation_tokens"),
         example_losses=loop.losses,
         validation_losses=begun.ref("validation_losses"),
+        retention_tokens=data.ref("retention_tokens"),
+        retention_reference=begun.ref("retention_losses"),
     )
 
 
@@ -171,7 +174,7 @@ def selected(run: PipelineRun, data: Result, loop: Loop) -> Loop:
     )
 
 
-def one_segment(run: PipelineRun, data: Result, loop: Loop) -> Result:
+def one_segment(run: PipelineRun, data: Result, begun: Result, loop: Loop) -> Result:
     """Train one segment on what is selected."""
     return run.call(
         "train",
@@ -181,6 +184,8 @@ def one_segment(run: PipelineRun, data: Result, loop: Loop) -> Result:
         selection=loop.selection,
         validation_tokens=data.ref("validation_tokens"),
         target_tokens=data.ref("target_tokens"),
+        retention_tokens=data.ref("retention_tokens"),
+        retention_reference=begun.ref("retention_losses"),
         checkpoint=loop.checkpoint,
         decision=loop.decided.ref("decision"),
     )

@@ -53,7 +53,7 @@ class Trained:
 
 def trained(run: PipelineRun) -> Trained:
     """Make the calls of one run up to the decision that stops it."""
-    # The four splits, tokenised, and the base model pinned by digest.
+    # The splits, tokenised, and the base model pinned by digest.
     data = run.call("ingest")
 
     # How training fits the budget, and a charged warm-up on a random selection: moments, losses, noise.
@@ -95,6 +95,7 @@ def warmed_up(run: PipelineRun, data: Result, plan: tuple[Ref, ...], start: Star
         plan=plan,
         pool_tokens=pool,
         validation_tokens=validation,
+        retention_tokens=data.ref("retention_tokens"),
         start_from=start.checkpoint,
     )
 

@@ -13,8 +13,8 @@ from data_contracts.cost import Cost
 from data_contracts.records import Summary, Table
 from flows.readable import duration, size, text
 
-SHOWN = ("plan", "govern", "weigh", "judge")
-"""The stages whose summary becomes a Prefect artifact: the plan, each decision, what pays, the verdict."""
+SHOWN = ("plan", "govern", "weigh", "quote", "judge")
+"""The stages whose summary becomes a Prefect artifact: the plan, each decision, what pays, a quote, the verdict."""
 
 
 def markdown(summary: Summary, costs: dict[str, Cost] | None = None) -> str:

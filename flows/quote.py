@@ -51,9 +51,11 @@ def quote(run: PipelineRun) -> Result:
     plan = run.read(planned, "plan", Plan)
     shared = {name: data.ref(name) for name in ("base", "pool", "target", "validation")}
     shared |= {f"{split}_tokens": data.ref(f"{split}_tokens") for split in ("pool", "target", "validation")}
-    reading = SLACK * plan.flops_per_token_forward * _tokens(run, data, "validation_tokens")
+    shared |= {"retention_tokens": data.ref("retention_tokens")}
+    read = sum(_tokens(run, data, name) for name in ("validation_tokens", "retention_tokens") if name in data.refs)
+    reading = SLACK * plan.flops_per_token_forward * read
     target = plan.flops_per_token * _tokens(run, data, "target_tokens")
-    limit = modelled_limit(config.budget.limits, plan, config.govern.evaluation_share)
+    limit = modelled_limit(config.budget.limits, config.budget.price, plan, config.govern.evaluation_share)
     made: dict[str, tuple[Ref, ...]] = {}
     if not _room_for_one(config.auto, config, plan, data.refs["pool_tokens"].rows, limit, reading):
         given = {**shared, "plan": planned.ref("plan")}
@@ -70,6 +72,7 @@ def quote(run: PipelineRun) -> Result:
             plan = run.read(planned, "plan", Plan)
         shared |= {"checkpoint": checkpoint}
         shared |= {name: begun.ref(name) for name in ("example_losses", "validation_losses")}
+        shared |= {"retention_reference": begun.ref("retention_losses")}
         given = {**shared, "plan": planned.ref("plan"), "decision": decided.ref("decision")}
         limit = spendable(decision, plan)
         least = least_probe(decision, config.auto.least_steps, PROBE_EVALUATIONS)

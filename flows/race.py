@@ -96,7 +96,8 @@ def race(run: Caller, *, planned: Result, decided: Result, **shared: tuple[Ref, 
         run: who calls the stages.
         planned, decided: the plan and the decision that stand; the decision says what may be spent.
         shared: references by name: base, checkpoint, pool, target, validation, pool_tokens, target_tokens,
-            validation_tokens, example_losses, validation_losses (of what led to the checkpoint).
+            validation_tokens, example_losses, validation_losses (of what led to the checkpoint); where the run has a
+            retention set, retention_tokens and retention_reference.
     """
     auto, plan = run.config.auto, run.read(planned, "plan", Plan)
     decision = run.read(decided, "decision", Decision)
@@ -213,13 +214,19 @@ def tried_arm(
         "train",
         {
             "train": config.train.model_copy(
-                update={"segment_flops": probe, "epochs": 2 * PROBE_VISITS, "evaluations": PROBE_EVALUATIONS}
+                update={
+                    "probe": True,
+                    "segment_flops": probe,
+                    "epochs": 2 * PROBE_VISITS,
+                    "evaluations": PROBE_EVALUATIONS,
+                }
             ),
             "govern": config.govern.model_copy(update={"policy": NEVER_ENDS}),
         },
         tokens=shared["pool_tokens"] + shared["target_tokens"],
         selection=selected.ref("selection"),
         **_given(shared, "base", "plan", "validation_tokens", "target_tokens", "checkpoint", "decision"),
+        **_given(shared, "retention_tokens", "retention_reference"),
     )
     return Tried(arm, selected, trained)
 

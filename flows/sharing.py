@@ -25,7 +25,6 @@ from stages.governor.state import State
 
 Unit = Literal["flops", "hours", "money"]
 STOCK: Mapping[Unit, str] = {"flops": "flops", "hours": "seconds", "money": "money"}
-TRAINING = ("warm_up", "train")
 SECONDS = 3600.0
 
 
@@ -68,7 +67,7 @@ class Begun:
         """Return what a FLOP of its training takes of the pot; None where none was timed."""
         if unit == "flops":
             return 1.0
-        trained = sum((cost for cause, cost in self.kept.by_cause().items() if cause in TRAINING), Cost())
+        trained = self.kept.training()
         took = amount(trained, unit)
         return took / trained.flops if trained.flops and took > 0 else None
 
@@ -184,7 +183,13 @@ def _pass_flops(store: Store, manifest: Manifest) -> float | None:
 def _state(store: Store, manifest: Manifest, config: Config, decision: Decision) -> State:
     curves = [read_table(store.open(ref) / TABLE_FILE) for ref in manifest.inputs["curve"]]
     actions = [str(decision.numbers.get(f"segment_{i}_action", "")) for i in range(len(curves))]
-    return State.from_curves(curves, metric=config.govern.metric, direction=decision.direction, actions=actions)
+    return State.from_curves(
+        curves,
+        metric=config.govern.metric,
+        direction=decision.direction,
+        actions=actions,
+        most_forgotten=config.govern.most_forgotten_nats,
+    )
 
 
 def claim_of(name: str, begun: Begun, unit: Unit, weight: float, most: float) -> Claim:
@@ -194,7 +199,7 @@ def claim_of(name: str, begun: Begun, unit: Unit, weight: float, most: float) ->
     rate = begun.rate(unit)
     if begun.state is None or rate is None:
         return Claim(name, weight=weight, most=most, why="it has not come to its first decision")
-    curve, why, rises = curve_of(begun.state)
+    curve, why, ends = curve_of(begun.state)
     claim = Claim(
         name,
         trained=float(begun.state.flops),
@@ -206,7 +211,7 @@ def claim_of(name: str, begun: Begun, unit: Unit, weight: float, most: float) ->
         most=most,
         why=why,
     )
-    return nothing(claim, why) if rises else claim
+    return nothing(claim, why) if ends else claim
 
 
 def _command(workspace: Workspace, begun: Begun, unit: Unit, limit: float, flops: float | None) -> str:

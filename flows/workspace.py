@@ -119,7 +119,7 @@ class Workspace:
     def offline(self) -> bool:
         """Whether nothing in the configuration needs the network: every data source is a path that exists."""
         data = self.config.data
-        sources = (*data.pool, *data.target, *data.validation, *data.holdout)
+        sources = (*data.pool, *data.target, *data.validation, *data.holdout, *data.retention)
         return all((self.root / source).exists() or any(sign in source for sign in "*?[") for source in sources)
 
 

@@ -174,7 +174,6 @@ def identity_of(
     version: str,
     external: Mapping[str, Any],
     inputs: Mapping[str, Sequence[Ref]],
-    workers: int,
     descent: Sequence[str] = (),
 ) -> str:
     """Return the identity (64 hex digits) of a stage's work.
@@ -184,7 +183,6 @@ def identity_of(
         version: digest of its `Version`.
         external: the config slice with content digests in place of paths.
         inputs: references by name; their digests count, in the order given, not the runs that made them.
-        workers: data-parallel world size; 0 is in this process.
         descent: of a stage that reads the ledger, what was made by all that the inputs descend from: the same bytes
             can have cost more or less.
 
@@ -198,14 +196,13 @@ def identity_of(
             "config": external,
             "inputs": given,
             "device": device(),
-            "workers": workers,
             "descent": list(descent),
         }
     )
 
 
-def kin_of(verb: str, version: str, value: Any, workers: int) -> str:
+def kin_of(verb: str, version: str, value: Any) -> str:
     """Return what commits share whose rows came about the same way; "" where `value` (`Stage.kin`) is None."""
     if value is None:
         return ""
-    return digest_of({"stage": verb, "version": version, "kin": value, "device": device(), "workers": workers})
+    return digest_of({"stage": verb, "version": version, "kin": value, "device": device()})

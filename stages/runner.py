@@ -46,7 +46,7 @@ CAUSE_OF = {
     "judge": "eval",
     "promote": "reconfigure",
 }
-"""Under which cause a stage's own seconds and memory are charged, beyond what it charged itself."""
+"""Under which cause a stage's own seconds and memory are charged, where it names none (`Stage.cause`)."""
 
 
 def run(request: Request, *, reporter: Reporter | None = None) -> Result:
@@ -62,10 +62,9 @@ def run(request: Request, *, reporter: Reporter | None = None) -> Result:
     inputs = open_inputs(store, stage, request)
     version = stage_version(stage, config)
     external = stage.external(config, Path(str(request.knobs.get("root") or ".")))
-    workers = int(getattr(getattr(config, "train", None), "workers", 0))
     descent = store.descent(refs_of(request)) if stage.reads_ledger else ()
-    identity = identity_of(stage.verb, version.digest, external, request.inputs, workers, descent)
-    job = _Job(request, stage, config, store, inputs, version, identity, workers, reporter)
+    identity = identity_of(stage.verb, version.digest, external, request.inputs, descent)
+    job = _Job(request, stage, config, store, inputs, version, identity, reporter)
     with terminated_by_signal() as job.ending:
         while True:
             result = job.run_alone() if stage.effect or request.refresh else job.run_or_adopt()
@@ -93,11 +92,10 @@ class _Job:
         inputs: Inputs,
         version: Version,
         identity: str,
-        workers: int,
         reporter: Reporter,
     ) -> None:
         self.request, self.stage, self.config, self.store, self.inputs = request, stage, config, store, inputs
-        self.version, self.identity, self.workers, self.reporter = version, identity, workers, reporter
+        self.version, self.identity, self.reporter = version, identity, reporter
         self.verify = bool(request.knobs.get("verify"))
         self.started, self.energy = time.monotonic(), EnergyMeter(())
         self.desk: Desk | None = None
@@ -108,7 +106,7 @@ class _Job:
     def kin(self) -> str:
         """What commits share whose rows came about as this one's; "" where rows are not alone."""
         value = self.stage.kin(self.config, self.inputs)
-        return kin_of(self.stage.verb, self.version.digest, value, self.workers)
+        return kin_of(self.stage.verb, self.version.digest, value)
 
     def run_or_adopt(self) -> Result:
         """Adopt the commit of the identity, or hold its lease and make it."""
@@ -171,7 +169,7 @@ class _Job:
     def costs(self) -> dict[str, Cost]:
         """What was spent so far: the stage's charges, and the rest of wall seconds, peak memory and energy."""
         costs = dict(self.desk.costs) if self.desk else {}
-        cause = CAUSE_OF.get(self.stage.verb, "reconfigure")
+        cause = self.stage.cause(self.config) or CAUSE_OF.get(self.stage.verb, "reconfigure")
         rest = time.monotonic() - self.started - sum(cost.seconds for cost in costs.values())
         own = Cost(seconds=max(0.0, rest), peak_bytes=peak_bytes(), joules=self.energy.joules())
         return {**costs, cause: costs.get(cause, Cost()) + own}

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_contracts.arrow import TABLE_FILE, TableWriter, read_batches, read_table
-from data_contracts.cost import Cost, Frozen
+from data_contracts.cost import Cause, Cost, Frozen
 from data_contracts.errors import ArtifactError, ConfigError
 from data_contracts.ledger import Ledger
 from data_contracts.method import Method, name_in, nearest, resolve
@@ -154,8 +154,9 @@ class Work(Protocol):
     def seed(self, *names: str | int) -> int:
         """Return a 63-bit seed that depends on the configured seed and `names` alone (for torch)."""
 
-    def writer(self, output: str) -> TableWriter:
-        """Open table output `output` for writing, once; use it as a context manager."""
+    def writer(self, output: str, *, extra: bool = False) -> TableWriter:
+        """Open table output `output` for writing, once, with its contract's extra columns where asked for; use it as a
+        context manager."""
 
     def table(self, output: str, columns: pa.Table | Mapping[str, Sequence[Any]]) -> None:
         """Write table output `output` whole (for what fits in memory)."""
@@ -246,6 +247,13 @@ class Stage(Generic[C]):
         The default is the slice as it is. `root` is the folder that relative paths start from.
         """
         return config.model_dump(mode="json")
+
+    def cause(self, config: C) -> Cause | None:
+        """Return under which cause its own seconds, memory and energy are charged, beyond what it charged itself.
+
+        None: that of its verb.
+        """
+        return None
 
     def kin(self, config: C, inputs: Inputs) -> Any:
         """Return in canonical form all that decides the outcome of a row besides the rows; None: rows are not alone.

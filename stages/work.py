@@ -103,9 +103,10 @@ class Desk:
         """Return a generator of the configured seed and `names`."""
         return np.random.Generator(np.random.PCG64(self.seed(*names)))
 
-    def writer(self, output: str) -> TableWriter:
+    def writer(self, output: str, *, extra: bool = False) -> TableWriter:
         """Open a table output for writing, once."""
-        return TableWriter(self._once(output) / TABLE_FILE, self._table(output).schema)
+        contract = self._table(output)
+        return TableWriter(self._once(output) / TABLE_FILE, contract.whole if extra else contract.schema)
 
     def table(self, output: str, columns: pa.Table | Mapping[str, Sequence[Any]]) -> None:
         """Write a table output whole."""

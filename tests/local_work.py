@@ -86,8 +86,9 @@ class LocalWork:
         assert isinstance(contract, Contract), f"{output} is no table"
         return contract
 
-    def writer(self, output: str) -> TableWriter:
-        return TableWriter(self._place(output) / TABLE_FILE, self._table_contract(output).schema)
+    def writer(self, output: str, *, extra: bool = False) -> TableWriter:
+        contract = self._table_contract(output)
+        return TableWriter(self._place(output) / TABLE_FILE, contract.whole if extra else contract.schema)
 
     def table(self, output: str, columns: pa.Table | Mapping[str, Sequence[Any]]) -> None:
         with self.writer(output) as writer:

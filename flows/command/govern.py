@@ -28,6 +28,9 @@ def govern(
         ),
     ] = "patience",
     patience: Annotated[int, typer.Option(min=1, help="Evaluations without improvement, for the policy patience.")] = 2,
+    most_forgotten: Annotated[
+        float | None, typer.Option(min=0, help="Nats that `retention_loss` may rise above the first; unset: any.")
+    ] = None,
     options: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of the policy, name=value; an unknown name lists them."),
@@ -37,7 +40,7 @@ def govern(
     from stages.govern.plain import replay
 
     rule: dict[str, Any] = {"method": policy, **({"patience": patience} if policy == "patience" else {})}
-    report = replay(evals, rule | settings(options), metric, direction)
+    report = replay(evals, rule | settings(options), metric, direction, most_forgotten)
     for line in report.log:
         console().print(Text(line), soft_wrap=True)
     end = f"stopped at step {report.stopped_at}" if report.stopped_at is not None else "no stop"

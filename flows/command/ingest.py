@@ -22,6 +22,7 @@ def ingest(
     target: Annotated[list[Path] | None, typer.Option(help="Files that show what good means (with --model).")] = None,
     validation: Annotated[list[Path] | None, typer.Option(help="Unset: cut from the target.")] = None,
     holdout: Annotated[list[Path] | None, typer.Option(help="Unset: cut from the target.")] = None,
+    retention: Annotated[list[Path] | None, typer.Option(help="What must not be forgotten.")] = None,
     dedupe: Annotated[Literal["near", "exact", "none"], typer.Option(help="Which duplicates are removed.")] = "near",
     max_len: Annotated[int | None, typer.Option(min=2, help="Tokens of the longest row.")] = None,
     options: Annotated[
@@ -31,7 +32,7 @@ def ingest(
 ) -> None:
     """Read, check and tokenise plain files."""
     chosen = {"dedupe": dedupe, **({"longest_tokens": max_len} if max_len else {})}
-    splits = {"pool": pool, "target": target, "validation": validation, "holdout": holdout}
+    splits = {"pool": pool, "target": target, "validation": validation, "holdout": holdout, "retention": retention}
     data = {name: [str(item) for item in files] for name, files in splits.items() if files}
     values = merged(MINIMAL, {"model": model_of(model), "data": data, "ingest": chosen}, nested(settings(options)))
     with tempfile.TemporaryDirectory() as scratch:

@@ -127,7 +127,7 @@ def written(model: str, pool: list[str], target: list[str], budget: str, out: Pa
         "model:  # a folder (safetensors or one GGUF file), or a hub name",
         *_section(values["model"]),
         "",
-        "data:  # validation and holdout are cut from the target unless they are given here",
+        "data:  # validation and holdout are cut from the target unless given here; retention: what not to forget",
         *(f"  # {name} {line}" for name, found in looks.items() for line in found),
         *_section(values["data"]),
         "",

@@ -8,6 +8,7 @@ while it trained, else at stated ones.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ import typer
 from rich.text import Text
 
 from data_contracts.cost import Price
-from data_contracts.quotes import HOURS_FILE, Hours, Quote, Span
+from data_contracts.quotes import HOURS_FILE, Hours, Quote, Span, summed
 from data_contracts.records import Table
 from flows.command.screen import console, rich_table, screen
 from flows.environment import prepare
@@ -67,6 +68,7 @@ def quote(
             "quote": told.model_dump(mode="json"),
             "hours": hours.model_dump(mode="json"),
             "answer": sheet.answer(),
+            "joint": {name: [span.model_dump() for span in spans] for name, spans in sheet.joint().items()},
             "past": scores(past).model_dump(mode="json"),
             "page": str(store.measured(ref) / "quote.html"),
         }
@@ -100,10 +102,13 @@ class Sheet:
             "gain (nats)": (chosen.gain if chosen else None, chosen.arm if chosen else ""),
             "validation loss": (offer.loss, offer.arm),
             "FLOPs": (offer.flops, "the whole run, warm-up and probes included"),
-            "hours": (times(seconds, 1 / 3600), self.hours.basis),
-            f"money ({self.price.currency})" if self.price else "money": (self._money(seconds), "`budget.price`"),
+            "hours": (seconds.times(1 / 3600), self.hours.basis),
+            f"money ({self.price.currency})" if self.price else "money": (
+                self._money(self.hours.stages[self.quote.follows]),
+                "`budget.price`, stage by stage",
+            ),
             "joules": (
-                times(seconds, self.watts),
+                seconds.times(self.watts),
                 f"{'estimated' if self.hours.watts is None else 'measured'} at {self.watts:.4g} W",
             ),
         }
@@ -111,12 +116,21 @@ class Sheet:
             name: {**span.model_dump(), "told from": basis} if span else None for name, (span, basis) in numbers.items()
         }
 
-    def _money(self, seconds: Span) -> Span | None:
-        return None if self.price is None else times(seconds, self.price.hour / 3600)
+    def _money(self, seconds: Mapping[str, Span]) -> Span | None:
+        """Return what seconds by stage cost at each stage's price."""
+        if self.price is None:
+            return None
+        return summed(span.times(self.price.hour_of(stage) / 3600) for stage, span in seconds.items())
+
+    def joint(self) -> dict[str, list[Span]]:
+        """Return money, where it has a price, and joules of every combination of the joint plan."""
+        money = [span for by_stage in self.hours.joint if (span := self._money(by_stage)) is not None]
+        joules = [summed(by_stage.values()).times(self.watts) for by_stage in self.hours.joint]
+        return {**({f"money ({self.price.currency})": money} if self.price else {}), "joules": joules}
 
     def tables(self) -> list[Table]:
-        """Return the answer, the ways of choosing, where training may end, and the ways of training."""
-        from stages.quote.page import offers_table, stops_table, ways_table
+        """Return the answer, the ways of choosing, where training may end, the joint plan, and the ways of training."""
+        from stages.quote.page import joint_table, offers_table, stops_table, ways_table
 
         rows: list[tuple[str | None, ...]] = []
         for name, value in self.answer().items():
@@ -131,6 +145,8 @@ class Sheet:
         tables.append(offers_table(self.quote, self.hours))
         if self.quote.stops:
             tables.append(stops_table(self.quote))
+        if self.quote.joint:
+            tables.append(joint_table(self.quote, self.hours, self.joint()))
         return [*tables, ways_table(self.hours)]
 
     def spent(self) -> str:
@@ -143,11 +159,6 @@ class Sheet:
             if quote.warm_up_flops
             else "the quote trained nothing"
         )
-
-
-def times(span: Span, factor: float) -> Span:
-    """Return the span of so many times the number."""
-    return Span(expected=span.expected * factor, low=span.low * factor, high=span.high * factor)
 
 
 def shown(name: str, value: float) -> str:

@@ -6,6 +6,7 @@ one forward pass over prompt and answer, which is what a cached generation multi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from data_contracts.cost import Cost
 from data_contracts.records import ModelPin
 from stages.meter.flops import FlopModel
 from stages.model.batch import Row, collate, length_buckets
@@ -33,6 +35,10 @@ class ModelBench:
         pin: the base.
         checkpoint: folder of the checkpoint; None for the base itself.
         device: cpu or cuda.
+
+    Attributes:
+        spent: so far by cause: `infer` for generating, seconds included, `eval` for losses, whose seconds are not told
+            apart from loading and marking.
     """
 
     def __init__(self, pin: ModelPin, checkpoint: Path | None, device: str) -> None:
@@ -41,8 +47,7 @@ class ModelBench:
         self._device = device
         self.tokenizer: Any = load_tokenizer(pin)
         self.longest = pin.longest
-        self.flops = 0
-        self.tokens = 0
+        self.spent = {"eval": Cost(), "infer": Cost()}
 
     @cached_property
     def renderer(self) -> Renderer:
@@ -56,8 +61,8 @@ class ModelBench:
         for bucket in length_buckets([len(row.input_ids) for row in rows], BATCH_TOKENS):
             batch = collate([rows[index] for index in bucket]).to(self._device)
             loss_D, tokens_D = document_losses(self._model, batch)
-            self.flops += self._meter.forward(*batch.shape, int(tokens_D.sum()))
-            self.tokens += batch.tokens
+            flops = self._meter.forward(*batch.shape, int(tokens_D.sum()))
+            self.spent["eval"] += Cost(flops=flops, tokens=batch.tokens)
             for index, loss, tokens in zip(bucket, loss_D.double().tolist(), tokens_D.tolist(), strict=True):
                 found[index] = (loss, tokens)
         return found
@@ -66,6 +71,7 @@ class ModelBench:
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: frozenset[int]
     ) -> list[list[int]]:
         """Return the greedy continuation of each prompt, in the order given."""
+        began = time.perf_counter()
         answers = generate(
             self._model,
             self.tokenizer,
@@ -74,8 +80,10 @@ class ModelBench:
             batch_tokens=BATCH_TOKENS,
             stop_ids=stop_ids,
         )
+        flops = tokens = 0
         for prompt, answer in zip(prompts, answers, strict=True):
             passed = len(prompt) + max(0, len(answer) - 1)
-            self.flops += self._meter.forward(1, passed, max(1, len(answer)))
-            self.tokens += passed
+            flops += self._meter.forward(1, passed, max(1, len(answer)))
+            tokens += passed
+        self.spent["infer"] += Cost(flops=flops, tokens=tokens, seconds=time.perf_counter() - began)
         return answers

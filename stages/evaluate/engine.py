@@ -88,7 +88,7 @@ def evaluate_models(config: EvaluateConfig, inputs: Inputs, work: Work) -> Summa
     holdout = Holdout(inputs.one("holdout"), inputs.one("holdout_tokens"))
     contestants = _contestants(inputs)
     base = contestants[0].pin
-    began, flops, tokens = time.perf_counter(), 0, 0
+    began, spent = time.perf_counter(), {"eval": Cost(), "infer": Cost()}
     outcomes: Outcomes = {}
     asked: dict[tuple[str, str], str] = {}
     with work.progress("evaluate", float(len(contestants) * len(holdout) * len(tasks)), "items") as bar:
@@ -112,15 +112,18 @@ def evaluate_models(config: EvaluateConfig, inputs: Inputs, work: Work) -> Summa
                     found = _checked(task, block, task.outcomes(bench, block))
                     outcomes.setdefault((task.suite_name, contestant.name), []).extend(found)
                     bar.advance(len(block))
-            flops, tokens = flops + bench.flops, tokens + bench.tokens
+            spent = {cause: cost + bench.spent[cause] for cause, cost in spent.items()}
             del bench
             gc.collect()  # one model at a time, also where a reference cycle holds the last
-    work.charge("eval", Cost(flops=flops, tokens=tokens, seconds=time.perf_counter() - began, peak_bytes=peak_bytes()))
+    spent["eval"] += Cost(seconds=time.perf_counter() - began - spent["infer"].seconds)
+    for cause, cost in spent.items():
+        if cost.tokens:
+            work.charge(cause, cost.model_copy(update={"peak_bytes": peak_bytes()}))
     for name in names:
         if not outcomes.get((name, "base")):
             work.notice(f"no holdout item suits the suite {name!r}: a gate on it will fail")
     _write(outcomes, holdout, work)
-    return report(outcomes, [c.name for c in contestants], len(holdout), flops)
+    return report(outcomes, [c.name for c in contestants], len(holdout), sum(cost.flops for cost in spent.values()))
 
 
 def _contestants(inputs: Inputs) -> list[Contestant]:

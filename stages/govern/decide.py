@@ -26,12 +26,13 @@ from data_contracts.direction import direction_of
 from data_contracts.errors import ArtifactError
 from data_contracts.ledger import Ledger
 from data_contracts.method import resolve
-from data_contracts.records import Decision, MemoryUse, Plan, Ref
-from stages.governor.policy import BETWEEN, Choice, Number, Policy, evidence
+from data_contracts.records import Decision, MemoryUse, Plan, Ref, Weighing
+from stages.governor.policy import BETWEEN, Choice, Number, Policy, evidence, forgetting
 from stages.governor.reallocation import Reallocation, changed, other_batch, ran_out
-from stages.governor.state import Drift, State
+from stages.governor.state import Drift, Point, State
 
-TRAINING = ("warm_up", "train")
+CHOOSING = ("score", "select", "mix")
+"""Stages that choose."""
 
 
 class Settings(Protocol):
@@ -55,6 +56,7 @@ def decide(
     *,
     drift: Drift | None = None,
     use: MemoryUse | None = None,
+    weighing: Weighing | None = None,
     remixes: bool = False,
 ) -> tuple[Decision, State]:
     """Return the decision after the latest of `curves`, and the state that it was made from.
@@ -67,6 +69,7 @@ def decide(
         spent: everything that the inputs descend from; money is charged at the budget's price.
         drift: what has moved under the latest selection; None where nothing tells.
         use: what the latest segment held; None where nothing tells.
+        weighing: of the ways of choosing that were tried before the latest segment.
         remixes: whether a mixture is in force that follows training.
 
     Raises `ArtifactError` where curves and checkpoints are not parallel or do not follow `previous`.
@@ -85,12 +88,15 @@ def decide(
     remaining = budget.minus(spent.total)
     spendable, binding = _spendable(budget, remaining, spent, govern.evaluation_share)
     rounds_left = max(0, govern.rounds - round_)
-    seen = State.from_curves(curves, metric=govern.metric, direction=direction, actions=actions)
+    seen = State.from_curves(
+        curves, metric=govern.metric, direction=direction, actions=actions, most_forgotten=govern.most_forgotten_nats
+    )
     steps = _step_flops(seen)
     least = max(1, 2 * steps[-1])  # less than two of the dearest, evaluation included, is no segment
     if spendable is not None:
         rounds_left = min(rounds_left, spendable // least)
-    choosing, mixing = _mean_choosing(spent, actions)
+    tried = _tried(spent, previous, weighing)
+    choosing, mixing = _mean_choosing(spent, actions, tried)
     share = None if spendable is None else spendable // max(1, rounds_left)
     whole = seen.segment_flops(seen.last_segment)
     horizon = whole if share is None else min(whole, share)
@@ -112,6 +118,7 @@ def decide(
         "rounds_left": rounds_left,
         "least_segment_flops": least,
         "step_flops": median_low(steps),
+        **({"tried_flops": tried} if tried else {}),
         **{f"segment_{i}_action": action for i, action in enumerate(actions)},
         **{f"segment_{i}_reason": reason for i, reason in enumerate(_reasons(previous), start=1)},
     }
@@ -123,7 +130,8 @@ def decide(
     if closes:
         decay = max(least, int(settings.train.decay_share * state.flops))
         share = decay if share is None else min(share, decay)
-    best = state.best
+    best = _best(state)
+    numbers |= {"best_step": best.step if best else None, "best_loss": state.shown(best.loss) if best else None}
     decision = Decision(
         action=choice.action,
         reason=choice.reason,
@@ -149,6 +157,9 @@ def _choose(
 
     Returns its choice, and whether that closes: it has seen enough of these data, whatever rounds are left.
     """
+    forgot = forgetting(state, open_)
+    if forgot:
+        return forgot, False
     policy = resolve(Policy, govern.policy, "govern.policy")
     if rounds_left == 0:
         used = round_ >= govern.rounds
@@ -166,6 +177,15 @@ def _choose(
     goes_on = policy.decide(state, remaining, frozenset({"continue", "anneal", "stop"})).action == "continue"
     told = choice.model_copy(update={"reason": f"the last round that fits: {choice.reason}"})
     return told, choice.action == "anneal" and not goes_on
+
+
+def _best(state: State) -> Point | None:
+    """Return the evaluation whose checkpoint is the best so far; None where all have forgotten more than is allowed.
+
+    Where that is limited, the evaluation before the first step is none: it cannot forget, and leaves no checkpoint.
+    """
+    limited = state.retention is not None and state.retention.allowed is not None
+    return replace(state, points=state.points[1:]).best if limited else state.best
 
 
 def _step_flops(state: State) -> list[int]:
@@ -203,10 +223,7 @@ def _spendable(
 
     A limit on another stock counts as remaining / spent-in-training × FLOPs-in-training.
     """
-    trained = Cost()
-    for cause, cost in spent.by_cause().items():
-        if cause in TRAINING:
-            trained += cost
+    trained = spent.training()
     limits: list[tuple[int, Stock]] = []
     for stock in STOCKS:
         limit: float | None = getattr(budget, stock)
@@ -223,15 +240,28 @@ def _spendable(
     return min(limits, default=(None, None))
 
 
-def _mean_choosing(spent: Ledger, actions: Sequence[str]) -> tuple[int | None, int | None]:
-    """Return what a re-selection (scoring, mixing, selecting) and a remix have cost, FLOPs; None before the first."""
+def _tried(spent: Ledger, previous: Decision | None, weighing: Weighing | None) -> int:
+    """Return FLOPs of scoring and selecting for ways of choosing that were tried and not taken, as decisions carry it.
+
+    What is paid for trying is no price of the next choice: that is what the weighing says of the way taken.
+    """
+    if weighing is None:
+        return 0 if previous is None else int(previous.numbers.get("tried_flops") or 0)
+    price = next((arm.price_flops for arm in weighing.arms if arm.name == weighing.chosen), 0)
+    return max(0, sum(spent.by_stage().get(stage, Cost()).flops for stage in CHOOSING) - price)
+
+
+def _mean_choosing(spent: Ledger, actions: Sequence[str], tried: int) -> tuple[int | None, int | None]:
+    """Return what a re-selection (scoring, mixing, selecting) and a remix have cost, FLOPs; None before the first.
+
+    By stage: what training charges as scoring (a batch selector, influence in training) is no part of it.
+    """
     reselected = sum(action == "reselect" for action in actions)
     if not reselected:
         return None, None
-    causes, none = spent.by_cause(), Cost()
-    mixing = spent.by_stage().get("mix", none).flops  # its short trainings are charged as probes
-    mixed = (causes.get("select", none).flops + mixing) // (reselected + sum(action == "remix" for action in actions))
-    return causes.get("score", none).flops // reselected + mixed, mixed
+    score, select, mix = (spent.by_stage().get(stage, Cost()).flops for stage in CHOOSING)
+    mixed = (select + mix) // (reselected + sum(action == "remix" for action in actions))
+    return max(0, score - tried) // reselected + mixed, mixed
 
 
 def _new_plan(

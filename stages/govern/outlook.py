@@ -6,6 +6,7 @@ the marginal gain is that of the latest five evaluations, as each of them was se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from data_contracts.ledger import Ledger
 from data_contracts.records import Decision, Table
 from stages.governor.curve_bank import FittedCurve, fit_curve
 from stages.governor.gain import marginal_gain, window_of
+from stages.governor.policy import finite
 from stages.governor.state import State
 
 WINDOW, CONFIDENCE, LEVEL, DRAWN = 5, 0.9, 0.8, 60
@@ -162,7 +164,34 @@ def segments(state: State) -> Table:
         ends = (state.shown(start.loss if start else None), state.shown(lowest), state.segment_gain(index))
         rows.append((index, state.actions[index], state.segment_flops(index), *ends, course(state, index)))
     columns = ("segment", "action", "FLOPs", "loss at its start", "lowest loss", "gain (nats)", "course")
-    return Table(title="Segments", columns=columns, rows=tuple(rows))
+    if state.retention is None:
+        return Table(title="Segments", columns=columns, rows=tuple(rows))
+    return Table(
+        title="Segments",
+        columns=(*columns, "retention at its end"),
+        rows=tuple((*row, _retention(state, row[0])) for row in rows),
+    )
+
+
+def _retention(state: State, segment: int) -> float | None:
+    """Return the latest retention loss of a segment."""
+    seen = [point.retention for point in state.points if point.segment == segment and point.retention is not None]
+    return finite(seen[-1]) if seen else None
+
+
+def forgetting(state: State) -> dict[str, str | float | None]:
+    """Return in facts where the retention loss began, where it is, and how far it may rise; nothing where none is
+    watched."""
+    point = state.retained
+    if state.retention is None or point is None:
+        return {}
+    rise, error = state.rise(point) or (math.nan, math.nan)
+    allowed = state.retention.allowed
+    return {
+        "retention loss at the start": finite(state.retention.loss),
+        "retention loss now": f"{point.retention:.4f}, risen by {rise:.4f} (standard error {error:.2g})",
+        "it may rise by": "any: `govern.most_forgotten_nats` is unset" if allowed is None else allowed,
+    }
 
 
 def course(state: State, segment: int) -> str:

@@ -1,24 +1,28 @@
 """What a user sees of a run's course: one page and one picture beside the decision, outside its digest.
 
 `govern.html` draws the target's loss against FLOPs with the fitted curve, its band and every decision where it was
-made, the marginal gain, and FLOPs by cause, and says what is left is expected to buy; `govern.png` holds the first and
-the last of these. The page is one file that needs no network.
+made, what is forgotten where that is watched, the marginal gain, and FLOPs by cause, and says what is left is expected
+to buy; `govern.png` holds the first and the last of these. The page is one file that needs no network.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from data_contracts.records import Summary, Table
 from stages.govern.outlook import Band, Mark, Outlook
-from stages.governor.state import Point, State
+from stages.governor.state import Z95, Point, State
 from stages.page.html import Part, safe, write_page
 from stages.page.points import BLUE, GREEN, GREY, ORANGE
 from stages.stage import Work
 
 PAGE, PICTURE = "govern.html", "govern.png"
+FORGETTING = (
+    "Rise of the loss on the retention set above where the run began, with 1.64 standard errors; dashed: allowed."
+)
 AXIS = {"title": {"text": "FLOPs of training, evaluations included"}, "exponentformat": "e"}
 
 
@@ -34,6 +38,7 @@ def show(outlook: Outlook, made: Sequence[Mark], metric: str, summary: Summary, 
     causes = table["FLOPs by cause"]
     parts = [
         Part(f"{metric} against FLOPs", note, figure=_course(outlook.state, band, made, metric), tall=True),
+        *([Part("Forgetting", FORGETTING, figure=_forgetting(outlook.state))] if outlook.state.retained else []),
         Part("Decisions", table=table["Decisions"]),
         Part("What the rest is expected to buy", table=table["What the rest is expected to buy"]),
         Part("Marginal gain", "Of the latest five evaluations, as each was seen; 90 % bounds.", figure=_gains(outlook)),
@@ -94,6 +99,30 @@ def _course(state: State, band: Band | None, made: Sequence[Mark], metric: str) 
     )
     layout = {"xaxis": AXIS, "yaxis": {"title": {"text": safe(metric)}}, "margin": {"t": 20}, "hovermode": "closest"}
     return {"data": data, "layout": layout}
+
+
+def _forgetting(state: State) -> dict[str, Any]:
+    rises = ((point.flops, *(state.rise(point) or (math.nan, 0.0))) for point in state.points)
+    seen = [told for told in rises if math.isfinite(told[1])]
+    flops = [at for at, *_ in seen]
+    errors = {"type": "data", "array": [Z95 * error for *_, error in seen], "thickness": 1}
+    line: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "nats forgotten",
+        "x": flops,
+        "y": [rise for _, rise, _ in seen],
+        "error_y": errors,
+        "line": {"color": BLUE},
+    }
+    data = [line]
+    allowed = state.retention.allowed if state.retention else None
+    if allowed is not None and flops:
+        ends: dict[str, Any] = {"x": [flops[0], flops[-1]], "y": [allowed, allowed]}
+        dashed = {"color": ORANGE, "dash": "dash"}
+        data.append({"type": "scatter", "mode": "lines", "name": "allowed", "line": dashed, **ends})
+    axis = {"title": {"text": "nats above the start"}}
+    return {"data": data, "layout": {"xaxis": AXIS, "yaxis": axis, "margin": {"t": 20}}}
 
 
 def _gains(outlook: Outlook) -> dict[str, Any]:

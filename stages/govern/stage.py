@@ -14,7 +14,7 @@ from data_contracts.arrow import read_table
 from data_contracts.config import BudgetConfig, GovernConfig, TrainConfig
 from data_contracts.cost import Frozen
 from data_contracts.method import Method
-from data_contracts.records import Decision, MemoryUse, Plan, Summary
+from data_contracts.records import Decision, MemoryUse, Plan, Summary, Weighing
 from stages.governor.drift import agreement, shared_rows
 from stages.governor.reallocation import uses_of
 from stages.governor.state import Drift
@@ -61,10 +61,10 @@ class Govern(Stage[GovernSlice]):
     def run(self, config: GovernSlice, inputs: Inputs, work: Work) -> Summary:
         """Write the decision, and a page and a picture of the run's course beside it."""
         from stages.govern.decide import decide
-        from stages.govern.outlook import Outlook, by_cause, decisions, expected, marks, segments
+        from stages.govern.outlook import Outlook, by_cause, decisions, expected, forgetting, marks, segments
         from stages.govern.page import show
 
-        given, spent = inputs.maybe("decision"), work.spent()
+        given, tried, spent = inputs.maybe("decision"), inputs.maybe("weighing"), work.spent()
         previous = given.record(Decision) if given else None
         decision, state = decide(
             config,
@@ -75,6 +75,7 @@ class Govern(Stage[GovernSlice]):
             spent,
             drift=drift_of(inputs, previous),
             use=latest_use(inputs.all("curve")),
+            weighing=tried.record(Weighing) if tried else None,
             remixes=inputs.maybe("mixture") is not None,
         )
         work.record("decision", decision)
@@ -94,6 +95,9 @@ class Govern(Stage[GovernSlice]):
         }
         if bought is not None:
             facts["all that is left would bring"] = "{:.3g} nats, {:.3g} to {:.3g} at 80 %".format(*bought)
+        facts |= forgetting(state)
+        if decision.best is None and state.best is not None:
+            work.notice("every checkpoint has forgotten more than is allowed: the run keeps none, and the base stands")
         if decision.non_finite_steps:
             facts["steps with a non-finite loss"] = ", ".join(map(str, decision.non_finite_steps))
         made = marks(decision, state, [choice for curve in inputs.all("curve") for choice in chosen_inside(curve)])

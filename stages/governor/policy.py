@@ -1,7 +1,8 @@
 """The family of policies: one rule that decides inside training and between rounds alike.
 
 A policy is pure: equal states, budgets and allowed actions give equal choices, and every number that a choice was made
-from stands in it. Carrying the choice out, and what a segment may spend, belong to `train` and `govern`.
+from stands in it. None is asked where the model has forgotten more than is allowed (`forgetting`). Carrying the choice
+out, and what a segment may spend, belong to `train` and `govern`.
 
 Inside training:  choice = policy.decide(State.from_rows([rows so far], horizon=rest of the segment's FLOPs),
                                          remaining budget of the run, INSIDE)
@@ -82,6 +83,22 @@ def obliged(state: State, remaining: Budget, allowed: frozenset[str]) -> tuple[s
     return None
 
 
+def forgetting(state: State, allowed: frozenset[str]) -> Choice | None:
+    """Return the end where the latest evaluation has forgotten more than is allowed, else None.
+
+    Asked before any policy, so that none can pass over it; a decay that has begun is ended too.
+    """
+    point = state.retained
+    if point is None or state.retention is None or not state.forgot(point):
+        return None
+    rise, error = state.rise(point) or (0.0, 0.0)
+    reason = (
+        f"what must not be forgotten is: the retention loss has risen by {rise:.4g} nats (standard error {error:.2g}) "
+        f"from {state.retention.loss:.4g}, more than the {state.retention.allowed:g} allowed"
+    )
+    return Choice(action=ending(allowed), reason=reason, numbers=evidence(state))
+
+
 def drifted(state: State, allowed: frozenset[str], least_agreement: float) -> str | None:
     """Return why the selection in force is held to be stale; None where it is not, or nothing tells.
 
@@ -138,6 +155,22 @@ def evidence(state: State) -> dict[str, Number]:
         **{name: value for name, value in moved.items() if value is not None},
         **({"ranking_rows": drift.rows} if drift.rows else {}),
         **({"new_plan": anew.reason, "new_plan_speed_up": anew.speed_up} if anew else {}),
+        **_retention(state),
+    }
+
+
+def _retention(state: State) -> dict[str, Number]:
+    """Return what is known of forgetting; nothing where no retention set is watched."""
+    point = state.retained
+    if point is None or state.retention is None:
+        return {}
+    rise, error = state.rise(point) or (None, None)
+    return {
+        "retention_began": finite(state.retention.loss),
+        "retention_loss": finite(point.retention),
+        "retention_rise": finite(rise),
+        "retention_rise_se": finite(error),
+        "most_forgotten_nats": state.retention.allowed,
     }
 
 

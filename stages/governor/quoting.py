@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtr, ndtri
 
-from data_contracts.cost import Budget
+from data_contracts.cost import Budget, Price
 from data_contracts.quotes import Span
 from data_contracts.records import Likeness, Plan
 from stages.governor.payback import WORTH_MOVING
@@ -137,15 +137,19 @@ def _jeffreys(won: int, of: int) -> Span:
     return Span(expected=a / (a + b), low=float(betaincinv(a, b, TAIL)), high=float(betaincinv(a, b, 1 - TAIL)))
 
 
-def modelled_limit(limits: Budget, plan: Plan, evaluation_share: float) -> float:
+def modelled_limit(limits: Budget, price: Price | None, plan: Plan, evaluation_share: float) -> float:
     """Return the FLOPs that choosing and training may spend, before anything was timed: by the plan alone.
 
-    Without a limit they are those of a pass over the pool, as a decision has it. Money has no FLOPs before it is timed.
+    Seconds are worth the FLOPs of training at the plan's modelled speed, money the seconds of training that `price`
+    gives for it. Without a limit they are those of a pass over the pool, as a decision has it.
     """
+    speed = plan.tokens_per_second * plan.flops_per_token
+    hour = price.hour_of("train") if price else 0.0
     told = [
         limits.flops,
         None if limits.tokens is None else limits.tokens * plan.flops_per_token,
-        None if limits.seconds is None else limits.seconds * plan.tokens_per_second * plan.flops_per_token,
+        None if limits.seconds is None else limits.seconds * speed,
+        None if limits.money is None or not hour else limits.money / hour * 3600 * speed,
     ]
-    known = [float(limit) for limit in told if limit is not None and limit > 0]
+    known = [float(limit) for limit in told if limit is not None and 0 < limit < math.inf]
     return (1 - evaluation_share) * min(known) if known else float(plan.pass_flops)

@@ -114,12 +114,15 @@ class Portion:
 
 
 def curve_of(state: State) -> tuple[Curve | None, str, bool]:
-    """Return (the curve of a run's latest segment, why there is none, whether the loss rises).
+    """Return (the curve of a run's latest segment, why there is none, whether more training has nothing to bring: the
+    loss rises, or more is forgotten than is allowed).
 
     Continued as a power of FLOPs; of the run's whole history where the segment has fewer than `LEAST` evaluations.
     """
     if state.direction != "minimise":
         return None, "its metric is no loss", False
+    if state.retained and state.forgot(state.retained):
+        return None, "it has forgotten more than is allowed", True
     points: Sequence[Point] = window_of(state, len(state.points) + 1)
     if len(points) < LEAST:
         points = state.evaluations

@@ -30,6 +30,18 @@ def outdone(loss: float, se: float | None, best: float, best_se: float | None) -
     return loss - best > Z95 * math.hypot(se or 0.0, best_se or 0.0)
 
 
+def forgotten(rise: float, se: float | None, allowed: float | None) -> bool:
+    """Return whether a loss on the retention set lies more than `allowed` above where the run began, beyond error
+    (one-sided, 95 %). A rise that is not finite always does; without a limit nothing does.
+
+    Args:
+        rise: nats above the first evaluation.
+        se: its standard error; None counts as none.
+        allowed: nats, or None.
+    """
+    return allowed is not None and not rise - Z95 * (se or 0.0) <= allowed
+
+
 @dataclass(frozen=True)
 class Point:
     """One row of a curve.
@@ -43,6 +55,9 @@ class Point:
         phase: warmup, stable or decay.
         segment: 0 is the warm-up segment of a run (or the only segment seen from inside training).
         train_loss: mean over the window's answer tokens, nats, or None.
+        retention: loss on the retention set, nats, lower being better whatever the metric; None = not evaluated.
+        retention_se: its standard error, or None.
+        retention_rise_se: that of its rise above the run's first, document by document, where known.
     """
 
     step: int
@@ -53,6 +68,9 @@ class Point:
     phase: str = "stable"
     segment: int = 0
     train_loss: float | None = None
+    retention: float | None = None
+    retention_se: float | None = None
+    retention_rise_se: float | None = None
 
     @property
     def finite(self) -> bool:
@@ -83,6 +101,21 @@ class Drift:
 
 
 @dataclass(frozen=True)
+class Retention:
+    """What a run may not forget: where its loss on the retention set began, and how far above that it may lie.
+
+    Args:
+        loss: of the first evaluation, nats.
+        se: its standard error, or None.
+        allowed: nats; None: any, the loss is only shown.
+    """
+
+    loss: float
+    se: float | None = None
+    allowed: float | None = None
+
+
+@dataclass(frozen=True)
 class State:
     """What has been seen so far.
 
@@ -96,6 +129,7 @@ class State:
         remix_flops: what mixing and selecting once cost, where known.
         reallocation: a new plan that pays or is owed; None where none does.
         drift: what has moved under the latest selection; None where nothing tells.
+        retention: what may not be forgotten; None where no loss on a retention set was seen.
     """
 
     points: tuple[Point, ...]
@@ -106,6 +140,7 @@ class State:
     remix_flops: int | None = None
     reallocation: Reallocation | None = None
     drift: Drift | None = None
+    retention: Retention | None = None
 
     @classmethod
     def from_curves(
@@ -117,6 +152,7 @@ class State:
         actions: Sequence[str] = (),
         horizon: int | None = None,
         reselect_flops: int | None = None,
+        most_forgotten: float | None = None,
     ) -> State:
         """Build the state from `curve` tables, oldest first; each table's FLOPs and tokens start at zero."""
         return cls.from_rows(
@@ -126,6 +162,7 @@ class State:
             actions=actions,
             horizon=horizon,
             reselect_flops=reselect_flops,
+            most_forgotten=most_forgotten,
         )
 
     @classmethod
@@ -138,11 +175,15 @@ class State:
         actions: Sequence[str] = (),
         horizon: int | None = None,
         reselect_flops: int | None = None,
+        most_forgotten: float | None = None,
+        retention: Retention | None = None,
     ) -> State:
         """Build the state from rows of curve columns, one sequence a segment.
 
         Only `step` and `metric` are required; a row without `flops` counts its step as its FLOPs, so that a plain file
         of evaluations can be judged too. The standard error is read from `validation_se` for the validation loss.
+        Where `retention` is not given, the first row with a `retention_loss` is where it began, and `most_forgotten`
+        nats above that are allowed.
         """
         points: list[Point] = []
         flops = tokens = 0
@@ -161,11 +202,17 @@ class State:
                         phase=str(row.get("phase", "stable")),
                         segment=segment,
                         train_loss=row.get("train_loss"),
+                        retention=row.get("retention_loss"),
+                        retention_se=row.get("retention_se"),
+                        retention_rise_se=row.get("retention_rise_se"),
                     )
                 )
             if points:
                 flops, tokens = points[-1].flops, points[-1].tokens
-        return cls(tuple(points), direction, tuple(actions), horizon, reselect_flops)
+        began = next((point for point in points if point.retention is not None), None)
+        if retention is None and began is not None:
+            retention = Retention(float(began.retention or 0.0), began.retention_se, most_forgotten)
+        return cls(tuple(points), direction, tuple(actions), horizon, reselect_flops, retention=retention)
 
     @property
     def evaluations(self) -> tuple[Point, ...]:
@@ -184,8 +231,30 @@ class State:
 
     @property
     def best(self) -> Point | None:
-        """The first evaluation with the lowest finite loss; None where there is none."""
-        return min(self.evaluations, key=lambda point: point.loss or 0.0, default=None)
+        """The first evaluation with the lowest finite loss among those that have not forgotten more than is allowed;
+        None where there is none."""
+        kept = (point for point in self.evaluations if not self.forgot(point))
+        return min(kept, key=lambda point: point.loss or 0.0, default=None)
+
+    @property
+    def retained(self) -> Point | None:
+        """The latest evaluation of the retention set; None where there is none."""
+        return next((point for point in reversed(self.points) if point.retention is not None), None)
+
+    def rise(self, point: Point) -> tuple[float, float] | None:
+        """Return (nats, standard error) by which the retention loss at `point` lies above where it began; None where it
+        is not known. Without the error of the paired difference, that of two independent evaluations."""
+        if self.retention is None or point.retention is None:
+            return None
+        error = point.retention_rise_se
+        if error is None:
+            error = math.hypot(point.retention_se or 0.0, self.retention.se or 0.0)
+        return point.retention - self.retention.loss, error
+
+    def forgot(self, point: Point) -> bool:
+        """Return whether more than is allowed is forgotten at `point`, beyond error; see `forgotten`."""
+        rise = self.rise(point)
+        return rise is not None and self.retention is not None and forgotten(*rise, self.retention.allowed)
 
     @property
     def last_segment(self) -> int:

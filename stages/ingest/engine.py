@@ -36,7 +36,7 @@ from stages.text.refusal import Refused
 BLOCK_ROWS = 256
 BLOCK_BYTES = 4 << 20
 NEAR_SPLITS = ("target", "pool")
-"""Splits whose near-duplicates are removed; of a validation or holdout as given only equal rows are."""
+"""Splits whose near-duplicates are removed; of a validation, holdout or retention only equal rows are."""
 
 
 class Ingest:

@@ -1,10 +1,10 @@
 """What was seen before: exact copies, near copies, held-out content, questions and tasks. On disk, not in memory.
 
-Splits are read in the order holdout, validation, target, pool, and a row belongs to the first split that has it: a row
-of a later split with the same content, the same question (whatever its answer), a near copy of it or the same task is a
-leak. Content and questions are compared in match form, so case and spacing hide nothing. Inside a split an equal row is
-a duplicate of the first. The index keeps 20 to 60 bytes a row and a note of where it stood, in SQLite with a bounded
-page cache.
+Splits are read in the order holdout, validation, retention, target, pool, and a row belongs to the first split that has
+it: a row of a later split with the same content, the same question (whatever its answer), a near copy of it or the same
+task is a leak. Content and questions are compared in match form, so case and spacing hide nothing. Inside a split an
+equal row is a duplicate of the first. The index keeps 20 to 60 bytes a row and a note of where it stood, in SQLite with
+a bounded page cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The four splits of a run, in the order in which they are kept apart: holdout, validation, target, pool."""
+"""The splits of a run, in the order in which they are kept apart: holdout, validation, retention, target, pool."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from data_contracts.config import DataConfig, IngestConfig, ModelConfig
 from data_contracts.errors import ConfigError
 from data_contracts.records import ModelPin, Summary, Table
+from data_contracts.tables import RETENTION
 from stages.ingest.cut import cut
 from stages.ingest.engine import Ingest
 from stages.ingest.tables import Totals, write_splits
@@ -52,8 +53,8 @@ def ingest(data: DataConfig, model: ModelConfig, settings: IngestConfig, work: W
         )
     engine = Ingest(settings, work, root, renderer_for(pin, settings), lambda: pin().longest)
     totals: Totals = {}
-    for split in HELD:
-        if split not in shares:
+    for split in (*HELD, RETENTION):
+        if getattr(data, split):
             spill, _ = engine.split(split, getattr(data, split))
             totals |= write_splits(work, spill, _outputs(split))
     spill, units = engine.split("target", data.target)

@@ -36,7 +36,10 @@ def verdict_of(
     failed = [finding for finding in findings if not finding.passed]
     scarce = [finding for finding in failed if finding.numbers.get("scarce") is True]
     if candidate is None:
-        outcome, reason = "reject", "there is no candidate: no checkpoint has a finite validation loss"
+        outcome, reason = (
+            "reject",
+            "there is no candidate: no checkpoint has a finite validation loss and has kept what must not be forgotten",
+        )
     elif not failed:
         outcome, reason = "promote", f"all {len(findings)} gates passed; {_plainly(comparison)}"
     elif len(scarce) == len(failed):

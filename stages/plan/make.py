@@ -223,6 +223,8 @@ def _considered(way: Way, chosen: Way, best: list[Way]) -> dict[str, Any]:
         reason = "fits, but ranks lower"
     return {
         "technique": type(way.shape.technique).name(),
+        "place": way.order,
+        "examples": way.micro_batch * way.accumulation * max(1, way.workers),
         "precision": way.shape.precision,
         "micro_batch": way.micro_batch,
         "savings": ", ".join(way.savings),

@@ -64,10 +64,11 @@ class PlanStage(Stage[PlanSlice]):
         return config.model_dump(mode="json", exclude={"budget": {"money", "price", "seconds"}})
 
     def kin(self, config: PlanSlice, inputs: Inputs) -> Any:
-        """Plans of one model on one kind of device know of each other's segments (`stages.plan.residual`)."""
+        """Plans of one model on as many devices of one kind know of each other's segments (`stages.plan.residual`)."""
         from stages.meter.machine import device_kind
 
-        return {"base": inputs.one("base").ref.digest, "device": device_kind()}
+        base = inputs.one("base").ref.digest
+        return {"base": base, "device": device_kind(), "workers": config.train.workers}
 
     def check(self, config: PlanSlice) -> None:
         """Refuse, beside unknown settings, what reads gradients in training with a technique that has none to give."""

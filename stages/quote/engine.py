@@ -19,13 +19,12 @@ from data_contracts.records import Decision, Likeness, Plan, Summary, WeighedArm
 from stages.governor.payback import RESAMPLES, budget_fraction, expected_price, fit_slope, moves_enough
 from stages.governor.policy import Policy
 from stages.governor.quoting import Law, by_probes, by_words, modelled_limit
-from stages.quote.hours import hours_of
-from stages.quote.page import show
+from stages.quote.hours import MODELS_EVALUATED, hours_of
+from stages.quote.joint import joint, objective
+from stages.quote.page import joint_table, show
 from stages.quote.stage import QuoteSlice
 from stages.stage import Inputs, Work
 
-MODELS_EVALUATED = 2
-"""The base and the candidate; a champion is not foreseen."""
 SHARES = (0.25, 0.5)
 NEXT_TO_NOTHING = 0.005
 """Nats: what the rest must bring where the policy names no threshold of its own."""
@@ -36,7 +35,7 @@ def write_quote(config: QuoteSlice, inputs: Inputs, work: Work) -> Summary:
     quoting = Quoting(config, inputs, work)
     quote = quoting.quote()
     work.record("quote", quote)
-    hours = hours_of(quote, quoting.plan, quoting.decision, inputs, work)
+    hours = hours_of(quote, quoting.plan, quoting.decision, quoting.evaluation, inputs, work)
     work.measured("quote", HOURS_FILE).write_text(hours.model_dump_json(), encoding="utf-8")
     chosen = quote.offer(quote.follows)
     summary = Summary(
@@ -46,10 +45,12 @@ def write_quote(config: QuoteSlice, inputs: Inputs, work: Work) -> Summary:
             "lowest expected loss": quote.best,
             "expected loss": chosen.loss.expected if chosen.loss else None,
             "expected FLOPs": round(chosen.flops.expected),
+            "best combination": quote.joint[0].title if quote.joint and quote.joint[0].loss else None,
             "FLOPs of probes": quote.probe_flops,
             "FLOPs of the warm-up": quote.warm_up_flops,
         },
         measured={"expected seconds": hours.seconds[quote.follows].expected, "watts": hours.watts},
+        tables=(joint_table(quote),) if quote.joint else (),
         notices=quote.unknown,
     )
     show(quote, hours, quoting.plan, [item.table() for item in inputs.all("curve")], summary, work)
@@ -75,6 +76,7 @@ class Quoting:
         trained = work.spent(given.ref).by_cause() if given else {}
         self.warm_up = sum(trained[cause].flops for cause in ("warm_up", "eval") if cause in trained)
         self.limit = self._limit()
+        self.binding = self.decision.numbers.get("binding") if self.decision else None
         self.start, self.slope, self.slope_se = self._curves()
         holdout = inputs.maybe("holdout_tokens")
         tokens = int(holdout.table().column("n_tokens").to_numpy().sum()) if holdout else 0
@@ -84,7 +86,8 @@ class Quoting:
 
     def _limit(self) -> float:
         if self.decision is None:
-            return modelled_limit(self.config.budget.limits, self.plan, self.config.govern.evaluation_share)
+            budget = self.config.budget
+            return modelled_limit(budget.limits, budget.price, self.plan, self.config.govern.evaluation_share)
         limit: Any = self.decision.numbers.get("spendable_flops")
         return float(self.plan.pass_flops if limit is None else limit)
 
@@ -108,13 +111,17 @@ class Quoting:
         sections = self.config.score.model_dump(mode="json"), self.config.select.model_dump(mode="json")
         follows = next((offer.arm for offer in offers if offer.takes(*sections)), offers[0].arm)
         best = self._best(offers)
-        law = self._law(best)
+        law = self.law(best)
+        combined, combinations = joint(self, offers)
         return Quote(
             offers=offers,
             follows=follows,
             best=best,
             stops=self._stops(best, law) if law else (),
-            stop_share=self._share(best, law) if law else None,
+            stop_share=self.share(best, law) if law else None,
+            joint=combined,
+            combinations=combinations,
+            objective=objective(self.least_gain) if combined else "",
             spendable_flops=int(self.limit),
             probe_flops=self.probes,
             warm_up_flops=self.warm_up,
@@ -123,7 +130,7 @@ class Quoting:
 
     def _offer(self, arm: ArmConfig) -> Offer:
         chance = arm.selector.get("method") == "random"
-        weighed, likeness, law = self._weighed(arm.name), self.likeness.get(arm.name), self._law(arm.name)
+        weighed, likeness, law = self._weighed(arm.name), self.likeness.get(arm.name), self.law(arm.name)
         price = self._price(arm.name)
         probability: Span | None = None
         gain: Span | None = None
@@ -143,16 +150,16 @@ class Quoting:
             basis="probes" if weighed else "words" if likeness else "nothing",
             probability=probability,
             gain=gain,
-            loss=law.loss(self.start + self._training(arm.name)) if law else None,
+            loss=law.loss(self.start + self.training(arm.name)) if law else None,
             price_flops=price,
-            flops=self._flops(arm.name, law),
+            flops=self.flops(arm.name, law),
         )
 
     def _weighed(self, name: str) -> WeighedArm | None:
         arms = self.weighing.arms if self.weighing else ()
         return next((arm for arm in arms if arm.name == name), None)
 
-    def _law(self, name: str) -> Law | None:
+    def law(self, name: str) -> Law | None:
         arm = self._weighed(name)
         if arm is None:
             return None
@@ -164,7 +171,7 @@ class Quoting:
             return weighed.price_flops
         return round(expected_price(next(arm for arm in self.arms if arm.name == name), self.plan))
 
-    def _training(self, name: str, share: float = 1.0) -> float:
+    def training(self, name: str, share: float = 1.0) -> float:
         """Return the FLOPs that an arm trains with since the warm-up, where `share` of what may be spent is spent."""
         weighed = self._weighed(name)
         if self.races and self.weighing is not None and weighed is not None:
@@ -176,19 +183,17 @@ class Quoting:
         race = self.probes - (weighed.probe_flops if (weighed := self._weighed(name)) else 0) if self.races else 0
         return self.before + race + self._price(name) + training + self.evaluation
 
-    def _flops(self, name: str, law: Law | None) -> Span:
-        most = self._training(name)
+    def flops(self, name: str, law: Law | None, share: float = 1.0) -> Span:
+        """Return the FLOPs of a whole run that may spend `share` of what there is: what its policy leaves comes off."""
+        most = self.training(name, share)
         left: Any = self.decision.numbers.get("rounds_left") if self.decision else self.config.govern.rounds
         rounds = max(1, int(left or 1))
         if law is None:  # one round at the least, all of it at the most
             ends = (most, most / rounds, most)
         else:
             found = law.enough(self.start + most, self.least_gain)
-            ends = (
-                found.high - self.start,
-                found.low - self.start,
-                most,
-            )  # policies end a run by the upper bound of what comes
+            # policies end a run by the upper bound of what comes
+            ends = (found.high - self.start, found.low - self.start, most)
         expected, low, high = (self._total(name, training) for training in ends)
         least: Any = self.decision.numbers.get("least_segment_flops") if self.decision else None
         slack = (rounds + 1) * float(least or 0)  # less than a segment's least stays unspent, in every round
@@ -202,19 +207,23 @@ class Quoting:
         worded = [name for name, found in self.likeness.items() if moves_enough(found) and not self._weighed(name)]
         return max(worded, key=lambda name: self.likeness[name].moved, default=chance)
 
-    def _stops(self, name: str, law: Law) -> tuple[StopOffer, ...]:
-        shares = {*SHARES, self._share(name, law), 1.0}
-        found = []
-        for share in sorted(shares):
-            training = self._training(name, share)
-            total = self._total(name, training)
-            flops = Span(expected=total, low=total, high=total)
-            found.append(StopOffer(share=share, loss=law.loss(self.start + training), flops=flops))
-        return tuple(found)
+    def stops(self, name: str, law: Law) -> tuple[float, ...]:
+        """Return the shares of what may be spent at which training is quoted to end, least first."""
+        return tuple(sorted({*SHARES, self.share(name, law), 1.0}))
 
-    def _share(self, name: str, law: Law) -> float:
+    def _stops(self, name: str, law: Law) -> tuple[StopOffer, ...]:
+        return tuple(
+            StopOffer(
+                share=share,
+                loss=law.loss(self.start + self.training(name, share)),
+                flops=self.flops(name, law, share),
+            )
+            for share in self.stops(name, law)
+        )
+
+    def share(self, name: str, law: Law) -> float:
         """Return the share of what may be spent after which the rest brings next to nothing, at the upper slope."""
-        most = self.start + self._training(name)
+        most = self.start + self.training(name)
         enough = law.enough(most, self.least_gain or NEXT_TO_NOTHING).high
         spendable = self.weighing.spendable_flops if self.races and self.weighing else self.limit
         saved = (most - enough) / max(1.0, spendable)

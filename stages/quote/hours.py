@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from data_contracts.arrow import read_table
-from data_contracts.quotes import Hours, Quote, Span
+from data_contracts.quotes import Hours, Quote, Span, summed
 from data_contracts.records import Decision, Plan
 from stages.governor.quoting import TAIL
+from stages.quote.joint import name_of
 from stages.stage import Inputs, Work
 
 TIMING = "timing.arrow"
@@ -27,19 +28,27 @@ MODEL_OFF = 10.0
 KEEPING = Span(expected=1.15, low=1.0, high=1.35)
 """Seconds of a long segment for each of its timed ones: snapshots and best checkpoints are written as it goes on. Eight
 development runs took 0.9 to 1.35 of what their quotes' steps foretold."""
-BESIDE_OFF = 1.5
+BESIDE_OFF = Span(expected=1.0, low=1 / 1.5, high=1.5)
 """Factor on what stages take beside their steps."""
+MODELS_EVALUATED = 2
+"""The base and the candidate; a champion is not foreseen."""
 SHOWN_WAYS = 6
 
 
-def hours_of(quote: Quote, plan: Plan, decision: Decision | None, inputs: Inputs, work: Work) -> Hours:
-    """Return the hours of every offer, and of the best one by every way of training that fits."""
+def hours_of(
+    quote: Quote, plan: Plan, decision: Decision | None, evaluation: float, inputs: Inputs, work: Work
+) -> Hours:
+    """Return the hours of every offer, of the best one by every way of training that fits, and of all of `quote.joint`.
+
+    `evaluation` are the FLOPs of the last evaluation. Stages: what was made, then choosing, training and evaluating.
+    """
     found = [(curve.table(), curve.measured(TIMING)) for curve in inputs.all("curve")]
     timed = [(table, read_table(path)) for table, path in found if path.is_file()]
     rate = block_rates(timed)
     total, stages = work.spent().total, work.spent().by_stage()
     ran = [given.ref for name in ("plan", "decision", "weighing") if (given := inputs.maybe(name))]
-    before = work.spent(*ran).total  # without probes that a run does not make
+    before = work.spent(*ran)  # without probes that a run does not make
+    made, made_flops = {stage: cost.seconds for stage, cost in before.by_stage().items()}, before.total.flops
     if rate is None:
         modelled = 1.0 / (plan.tokens_per_second * plan.flops_per_token)
         rate = Span(expected=modelled, low=modelled / MODEL_OFF, high=modelled * MODEL_OFF)
@@ -50,33 +59,48 @@ def hours_of(quote: Quote, plan: Plan, decision: Decision | None, inputs: Inputs
         beside = max(0.0, whole - steps) / len(timed)
     numbers = decision.numbers if decision else {}
     rounds = int(numbers.get("rounds_left") or 1)
-    calls = rounds + 2  # a segment a round, the evaluation of two models
 
-    def seconds(flops: Span, speed: float = 1.0) -> Span:
-        left = [max(0.0, value - before.flops) for value in (flops.expected, flops.low, flops.high)]
-        kept = (KEEPING.expected, KEEPING.low, KEEPING.high)
-        rates = [each * more / speed for each, more in zip((rate.expected, rate.low, rate.high), kept, strict=True)]
-        beside_them = (calls * beside, calls * beside / BESIDE_OFF, calls * beside * BESIDE_OFF)
-        expected, low, high = (before.seconds + a * b + c for a, b, c in zip(left, rates, beside_them, strict=True))
-        return Span(expected=expected, low=low, high=high)
+    def parts(flops: Span, price: float, speed: float = 1.0) -> dict[str, Span]:
+        """Return seconds by stage of a run of so many FLOPs, `price` of them for choosing."""
+        ends: list[dict[str, float]] = []
+        for value, per, kept, off in zip(_ends(flops), _ends(rate), _ends(KEEPING), _ends(BESIDE_OFF), strict=True):
+            left = max(0.0, value - made_flops)
+            choosing = min(price, left)
+            reading = min(evaluation, left - choosing)
+            ends.append(
+                {
+                    "score": choosing * per * kept,
+                    "train": (left - choosing - reading) * per * kept / speed + rounds * beside * off,
+                    "evaluate": reading * per * kept + MODELS_EVALUATED * beside * off,
+                }
+            )
+        expected, low, high = ends
+        later = {stage: Span(expected=expected[stage], low=low[stage], high=high[stage]) for stage in expected}
+        none = Span(expected=0.0, low=0.0, high=0.0)
+        now = {stage: Span(expected=spent, low=spent, high=spent) for stage, spent in made.items()}
+        return {stage: now.get(stage, none) + later.get(stage, none) for stage in sorted({*now, *later})}
 
     best = quote.offer(quote.best)
     fits = [way for way in plan.considered if way["fits"]][:SHOWN_WAYS]
+    by_stage = {offer.arm: parts(offer.flops, offer.price_flops) for offer in quote.offers}
     return Hours(
         basis="timed" if timed else "modelled",
-        seconds={offer.arm: seconds(offer.flops) for offer in quote.offers},
+        seconds={arm: summed(by_stage[arm].values()) for arm in by_stage},
+        stages=by_stage,
         ways={
-            name_of(way): seconds(best.flops, float(way["tokens_per_second"]) / plan.tokens_per_second) for way in fits
+            name_of(way): summed(
+                parts(best.flops, best.price_flops, float(way["tokens_per_second"]) / plan.tokens_per_second).values()
+            )
+            for way in fits
         },
+        joint=tuple(parts(row.flops, quote.offer(row.arm).price_flops, row.speed) for row in quote.joint),
         seconds_a_flop=rate,
         watts=total.joules / total.seconds if total.joules > 0 and total.seconds > 0 else None,
     )
 
 
-def name_of(way: dict[str, object]) -> str:
-    """Return a considered way of training for people."""
-    parts = [str(way["technique"]), str(way["precision"]), f"micro-batch {way['micro_batch']}", str(way["savings"])]
-    return ", ".join(part for part in parts if part)
+def _ends(span: Span) -> tuple[float, float, float]:
+    return span.expected, span.low, span.high
 
 
 def block_rates(timed: Sequence[tuple[pa.Table, pa.Table]]) -> Span | None:

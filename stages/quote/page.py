@@ -6,19 +6,20 @@ the end of the budget, and the tables that the command prints. One file that nee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_contracts.quotes import Hours, Quote, Span
+from data_contracts.quotes import Hours, Quote, Span, summed
 from data_contracts.records import Plan, Summary, Table
 from stages.page.html import Part, safe, write_page
 from stages.page.points import BLUE, GREY, ORANGE
 from stages.stage import Work
 
 PAGE = "quote.html"
+SHOWN_JOINT = 10
 
 
 def show(quote: Quote, hours: Hours, plan: Plan, curves: Sequence[pa.Table], summary: Summary, work: Work) -> None:
@@ -34,6 +35,8 @@ def show(quote: Quote, hours: Hours, plan: Plan, curves: Sequence[pa.Table], sum
                 table=stops_table(quote),
             )
         )
+    if quote.joint:
+        parts.append(Part("Joint plan", f"By {quote.objective}.", table=joint_table(quote, hours)))
     parts.append(Part("Ways of training", f"Of {quote.best}; {_told(hours)}.", table=ways_table(hours)))
     for reason in quote.unknown:
         parts.append(Part("Not known", reason))
@@ -55,7 +58,7 @@ def offers_table(quote: Quote, hours: Hours) -> Table:
             "–" if offer.chance else number(offer.gain),
             number(offer.loss),
             number(offer.flops),
-            number(hours.seconds[offer.arm], 1 / 3600),
+            number(hours.seconds[offer.arm].times(1 / 3600)),
         )
         for offer in quote.offers
     )
@@ -64,7 +67,7 @@ def offers_table(quote: Quote, hours: Hours) -> Table:
 
 def stops_table(quote: Quote) -> Table:
     """Return where training may end."""
-    rows = tuple((f"{stop.share:.0%}", number(stop.loss), f"{stop.flops.expected:.3g}") for stop in quote.stops)
+    rows = tuple((f"{stop.share:.0%}", number(stop.loss), number(stop.flops)) for stop in quote.stops)
     return Table(
         title=f"Where training with {quote.best} may end",
         columns=("of what may be spent", "validation loss", "FLOPs of a run"),
@@ -72,17 +75,51 @@ def stops_table(quote: Quote) -> Table:
     )
 
 
+def joint_table(quote: Quote, hours: Hours | None = None, more: Mapping[str, Sequence[Span]] | None = None) -> Table:
+    """Return the first combinations, and those of the best way of choosing whose loss is not known.
+
+    `more` are further columns beside the hours, where those are given.
+    """
+    columns = [
+        "choosing",
+        "of the pool",
+        "training",
+        "of what may be spent",
+        "beats chance",
+        "validation loss",
+        "FLOPs",
+    ]
+    seconds = [summed(by_stage.values()).times(1 / 3600) for by_stage in hours.joint] if hours else []
+    beside = {**({"hours": seconds} if hours else {}), **(more or {})}
+    rows = tuple(
+        (
+            row.arm,
+            f"{row.fraction:.1%}",
+            row.way,
+            f"{row.share:.0%}",
+            "–" if quote.offer(row.arm).chance else percent(quote.offer(row.arm).probability),
+            number(row.loss) if row.loss else f"not known: {row.unknown}",
+            number(row.flops) if row.flops_known else "not known",
+            *(number(values[place]) for values in beside.values()),
+        )
+        for place, row in enumerate(quote.joint)
+        if (row.arm == quote.best if row.loss is None else place < SHOWN_JOINT)
+    )
+    title = f"Joint plan, of {quote.combinations} combinations: {quote.objective}"
+    return Table(title=title, columns=(*columns, *beside), rows=rows)
+
+
 def ways_table(hours: Hours) -> Table:
     """Return the ways of training that fit."""
-    rows = tuple((name, number(seconds, 1 / 3600)) for name, seconds in hours.ways.items())
+    rows = tuple((name, number(seconds.times(1 / 3600))) for name, seconds in hours.ways.items())
     return Table(title=f"Ways of training that fit ({_told(hours)})", columns=("way", "hours"), rows=rows)
 
 
-def number(span: Span | None, scale: float = 1.0) -> str:
+def number(span: Span | None) -> str:
     """Return a number with its interval, for people."""
     if span is None:
         return "not known"
-    expected, low, high = (f"{value * scale:.4g}" for value in (span.expected, span.low, span.high))
+    expected, low, high = (f"{value:.4g}" for value in (span.expected, span.low, span.high))
     return f"{expected} [{low}, {high}]"
 
 

@@ -52,8 +52,10 @@ class QuoteStage(Stage[QuoteSlice]):
         return [(Policy, config.govern.policy, "govern.policy")]
 
     def external(self, config: QuoteSlice, root: Path) -> dict[str, Any]:
-        """Return the slice without the price: money is asked when a quote is shown."""
-        return config.model_dump(mode="json", exclude={"budget": {"price"}})
+        """Return the slice without the price, unless it says what a limit in money is worth: else money is asked when a
+        quote is shown."""
+        priced = config.budget.money is not None
+        return config.model_dump(mode="json", exclude=None if priced else {"budget": {"price"}})
 
     def run(self, config: QuoteSlice, inputs: Inputs, work: Work) -> Summary:
         """Write the quote, its hours and its page."""

@@ -1,9 +1,10 @@
 """The stage `begin`: a charged warm-up segment on a random selection of the pool.
 
 It gives what the first plan and scoring need and nothing else can: Adam's moments, example losses, the gradient noise
-scale, throughput, and the validation loss before anything is trained. It starts at the base, whose learning rate warms
-up, or goes on from what an earlier run has trained (`start_from`). The same engine as `train`; it makes one smaller
-step where the selection does not fill a window, whatever `train.drop_last` says, and is not ended by a policy.
+scale, throughput, and the losses on validation and retention before anything is trained. It starts at the base, whose
+learning rate warms up, or goes on from what an earlier run has trained (`start_from`). The same engine as `train`; it
+makes one smaller step where the selection does not fill a window, whatever `train.drop_last` says, and is not ended by
+a policy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from data_contracts.records import Plan, Summary
 from data_contracts.tables import SELECTION
 from stages.model.pin import read_pin
 from stages.stage import Inputs, Stage, Takes, Work
-from stages.train.stage import techniques
+from stages.train.stage import place_of, techniques
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,15 +48,18 @@ class Begin(Stage[BeginSlice]):
         "plan": Takes("plan"),
         "pool_tokens": Takes("tokens"),
         "validation_tokens": Takes("tokens"),
+        "retention_tokens": Takes("tokens", optional=True),
         "start_from": Takes("checkpoint", optional=True),
     }
     gives: ClassVar[Mapping[str, str]] = {
         "checkpoint": "checkpoint",
         "curve": "curve",
         "validation_losses": "validation_losses",
+        "retention_losses": "validation_losses",
         "example_losses": "example_losses",
         "selection": "selection",
     }
+    optional: ClassVar[frozenset[str]] = frozenset({"retention_losses"})
 
     def external(self, config: BeginSlice, root: Path) -> dict[str, Any]:
         """Return the slice without where a run may begin, and the workers: checkpoint and plan are inputs."""
@@ -85,6 +89,7 @@ class Begin(Stage[BeginSlice]):
                 tokens=(str(pool.folder / TABLE_FILE),),
                 selection=str(place),
                 validation=str(validation.folder / TABLE_FILE),
+                retention=place_of(inputs.maybe("retention_tokens")),
                 checkpoint=str(start.folder) if start else None,
             ),
             inputs={name: tuple(item.ref.digest for item in inputs.all(name)) for name in sorted(self.takes)},

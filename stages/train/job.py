@@ -23,6 +23,10 @@ class Places(Frozen):
     tokens: tuple[str, ...] = Field(description="Tables of kind tokens that hold the selected examples.")
     selection: str = Field(description="The selection's table.")
     validation: str = Field(description="The validation tokens' table.")
+    retention: str | None = Field(None, description="The retention tokens' table, where they are watched.")
+    reference: str | None = Field(
+        None, description="Losses of each retention document, the run's first; None: the segment's own first are."
+    )
     target: str | None = Field(None, description="The target's tokens, where influence is read in training.")
     checkpoint: str | None = Field(None, description="Folder of the checkpoint to go on from; None starts at the base.")
 
@@ -39,7 +43,8 @@ class Job(Frozen):
     policy: dict[str, Any] | None = Field(None, description="Asked after each validation; None is not asked.")
     metric: str = Field("validation_loss", description="The curve's column that the policy watches.")
     direction: Literal["minimise", "maximise"] = "minimise"
-    cause: Literal["warm_up", "train"] = "train"
+    most_forgotten: float | None = Field(None, description="Nats that the retention loss may rise; None is any.")
+    cause: Literal["warm_up", "train", "probe"] = "train"
     anneals: bool = Field(False, description="Whether the segment's end decays the learning rate.")
     closes: bool = Field(False, description="Whether the decay lasts the whole segment.")
     evaluate_start: bool = Field(False, description="Whether the model is evaluated before the first step.")

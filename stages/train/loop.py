@@ -2,8 +2,8 @@
 
 Every rank runs `run_segment` on the same `Job`; rank 0 alone writes. Killed at any moment and called again, it goes on
 from the last snapshot and leaves the same bytes. It promises at least one step, counts FLOPs before spending them, and
-keeps the evaluation with the lowest finite validation loss. Where memory runs out in a step, micro-batches are halved
-and it is made again. Making artifacts of what it leaves is `publish.py`'s part.
+keeps the evaluation with the lowest finite validation loss that has not forgotten too much. Where memory runs out in a
+step, micro-batches are halved and it is made again. Making artifacts of what it leaves is `publish.py`'s part.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from stages.train.job import Job
 from stages.train.order import MicroBatch
 from stages.train.policy import ask
 from stages.train.position import Position, stated
+from stages.train.retention import LOSSES, Retaining
 from stages.train.rows import Rows
 from stages.train.schedule import Schedule
 from stages.train.snapshot import Snapshots, generator_states
@@ -78,6 +79,8 @@ class _Segment:
         self.best = Best(job.home, job.pin)
         self.snapshots = Snapshots(job.home / SNAPSHOTS, job.digest, self.start.beginning)
         found = self.snapshots.latest()
+        chunks = found.state["chunks"] if found else ()
+        self.retaining = Retaining.of(job, batch_tokens, chunks, job.home / ROWS)
         if found is None:
             self.planned = self._plan_steps()
             schedule = self.start.schedule
@@ -92,8 +95,7 @@ class _Segment:
                 self.influence.hold(found.direction())
         if self.at.micro_batch is not None:
             self.windows = cut(self.windows, self.at.micro_batch)
-        rows = Rows(job.home / ROWS, found.state["chunks"] if found else ())
-        self.telemetry = Telemetry(rows, self.start.run_step, self.at)
+        self.telemetry = Telemetry(Rows(job.home / ROWS, chunks), self.start.run_step, self.at)
         self.schedule, self.noise = Schedule.of(self.at.schedule), NoiseScale.of(self.at.noise)
         self.due = due_steps(self.planned, train.evaluations)
         self.guarding = Guarding(train, self.at, self.snapshots, self.start.run_step)
@@ -115,7 +117,7 @@ class _Segment:
         """Return how many steps the segment makes: those of its epochs, or fewer where its FLOPs end before."""
         steps, limit, train = 0, self.job.segment_flops, self.job.train
         if self.meter is not None:
-            one = self.validation.flops(self.meter)
+            one = self._reading(self.meter)[0]
             fixed = one if self.job.evaluate_start else 0
             if self.influence is not None and train.influence:  # made at the start, and again at each but the last
                 direction = self.influence.flops(self.meter)
@@ -227,12 +229,22 @@ class _Segment:
     def _evaluate(self) -> Loss:
         began, at = time.perf_counter(), self.at
         loss, documents = self.validation(self.model, self.group, self.job.plan.precision)
-        at.evaluated, at.eval_tokens = at.evaluated + 1, at.eval_tokens + self.validation.tokens
-        if self.meter is not None:
-            at.eval_flops += self.validation.flops(self.meter)
-            self.telemetry.documents(documents)
-            self.telemetry.timing("evaluation", began, self.validation.tokens)
+        found = {"validation_losses": documents}
+        if self.retaining is not None:
+            retained, found[LOSSES] = self.retaining(self.model, self.group, self.job.plan.precision)
+            loss = replace(loss, retained=retained)
+        flops, tokens = self._reading(self.meter)
+        at.evaluated, at.eval_tokens, at.eval_flops = at.evaluated + 1, at.eval_tokens + tokens, at.eval_flops + flops
+        if self.first:
+            for table, documents in found.items():
+                self.telemetry.documents(table, documents)
+            self.telemetry.timing("evaluation", began, tokens)
         return loss
+
+    def _reading(self, meter: FlopModel | None) -> tuple[int, int]:
+        """Return (operations, tokens) of one evaluation; 0 operations without a meter."""
+        read = [rows for rows in (self.validation, self.retaining) if rows is not None]
+        return sum(rows.flops(meter) for rows in read) if meter else 0, sum(rows.tokens for rows in read)
 
     def _direct(self, *, again: bool) -> None:
         """Make the direction of influence where there is none yet, or `again`; before any update there are no moments
@@ -289,6 +301,7 @@ class _Segment:
                 annealing=self.schedule.decay_from is not None,
                 metric=job.metric,
                 direction=job.direction,
+                retention=self.retaining.began if self.retaining else None,
             )
             word = ACTIONS.index(choice.action)
             made = {"step": self.telemetry.run_step, "action": choice.action, "reason": choice.reason}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from data_contracts.cost import Cost
 from stages.governor.state import outdone
 from stages.technique.noise import NoiseScale
+from stages.train.retention import Retained
 from stages.train.validate import Loss
 
 
@@ -31,7 +34,8 @@ class Position:
         returned: (step of the run, step whose state was put back after it).
         lost: steps that the weights do not have behind them, because an earlier state was put back.
         slowest: least factor that the guard put on the learning rate.
-        best: the evaluation with the lowest finite loss: step of the run, loss, se.
+        best: the evaluation with the lowest finite loss, as `stated`, among those that have not forgotten more than is
+            allowed; where all have, the one that has forgotten least.
         end: the last evaluation, where it is another and training goes on from there; else None.
         before: the evaluation that the segment started from, where known.
         ended: why the policy changed the segment; "" where it did not.
@@ -71,17 +75,37 @@ class Position:
         return Cost(flops=flops, tokens=self.tokens + self.eval_tokens + self.score_tokens + self.select_tokens)
 
     def improves(self, loss: Loss) -> bool:
-        """Return whether `loss` is finite and below the best so far; a loss that is not finite never is."""
-        return loss.finite and (self.best is None or loss.mean < self.best["loss"])
+        """Return whether `loss` is finite and better than the best so far; a loss that is not finite never is."""
+        return loss.finite and (self.best is None or _order(stated(0, loss)) < _order(self.best))
 
     def goes_on(self, loss: Loss) -> bool:
         """Return whether training may go on from this last evaluation, which is not the best, rather than from that."""
         best = self.best
-        if not loss.finite or best is None or loss.mean == best["loss"]:
+        if not loss.finite or best is None or loss.mean == best["loss"] or stated(0, loss).get("forgot"):
             return False
         return not outdone(loss.mean, loss.se, best["loss"], best["se"])
 
 
 def stated(step: int, loss: Loss) -> dict[str, Any]:
-    """Return an evaluation as plain data."""
-    return {"step": step, "loss": loss.mean, "se": loss.se}
+    """Return an evaluation as plain data: step, loss, se, and what it says of the retention set where there is one."""
+    return {"step": step, "loss": loss.mean, "se": loss.se, **retention_columns(loss.retained), **_forgot(loss)}
+
+
+def retention_columns(retained: Retained | None) -> dict[str, float | None]:
+    """Return the curve's columns of an evaluation of the retention set; none where there is no such set."""
+    if retained is None:
+        return {}
+    loss = retained.loss
+    return {"retention_loss": loss.mean, "retention_se": loss.se, "retention_rise_se": retained.rise_se}
+
+
+def _forgot(loss: Loss) -> dict[str, bool]:
+    return {} if loss.retained is None else {"forgot": loss.retained.forgot}
+
+
+def _order(evaluation: Mapping[str, Any]) -> tuple[bool, float, float]:
+    """Return what a better evaluation has less of: one that forgot too much comes after all others."""
+    if not evaluation.get("forgot"):
+        return False, 0.0, evaluation["loss"]
+    retention = evaluation["retention_loss"]
+    return True, retention if math.isfinite(retention) else math.inf, evaluation["loss"]

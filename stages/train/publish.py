@@ -64,10 +64,15 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
             f"none of the {at['evaluated']} had; {len(at['skipped'])} of {at['step']} steps were not finite either",
             "lower `train.learning_rate`, and look for broken rows in the selection; nothing was committed",
         )
-    more = (("example_influence", job.train.influence), ("example_choices", job.train.batch_selector))
+    retains = job.places.retention is not None
+    more = (
+        ("retention_losses", retains),
+        ("example_influence", job.train.influence),
+        ("example_choices", job.train.batch_selector),
+    )
     rows = dict.fromkeys(("curve", "validation_losses", "example_losses", *(name for name, asked in more if asked)), 0)
     for name in rows:
-        with work.writer(name) as writer:
+        with work.writer(name, extra=retains and name == "curve") as writer:
             for chunk in read_chunks(job.home / ROWS, result["chunks"], name):
                 writer.extend(chunk)
                 rows[name] += chunk.num_rows
@@ -83,7 +88,7 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
         _put_checkpoint(kept.folder(at["end"]["step"]), work.path("end"), ended)
     costs = _costs(job, at, timing)
     for cause, cost in costs.items():
-        work.charge(cause, cost)
+        work.charge("probe" if job.cause == "probe" else cause, cost)  # of a probe all is what trying costs
     if at["halved"]:
         work.notice(
             f"memory ran out at step(s) {_first(at['halved'])}: micro-batches hold {at['micro_batch']} rows since, not "
@@ -93,6 +98,11 @@ def train_segment(job: Job, work: Work, *, device: str, title: str) -> Summary:
         work.notice(f"{len(at['skipped'])} step(s) were not finite and were not applied: {_first(at['skipped'])}")
     if at["returned"] or at["withheld"] or at["slowest"] < 1:
         work.notice(f"the guard acted: it {guard_said(at)}; see the curve's column `guard_action`" + remedy(at))
+    if at["best"].get("forgot"):
+        work.notice(
+            f"every evaluation has forgotten more than the {job.most_forgotten:g} nats allowed: the checkpoint is that "
+            f"of step {at['best']['step']}, which has forgotten least, and no run keeps it"
+        )
     return _summary(job, result, costs, title, rows)
 
 
@@ -191,6 +201,9 @@ def _summary(
 ) -> Summary:
     at, spent = result["position"], costs[job.cause]
     rows = [_loss_row("before", at["before"]), _loss_row("after", at["best"])]
+    retention = {} if job.places.retention is None else {"retention_after": at["best"]["retention_loss"]}
+    if retention and at["before"] is not None:
+        retention["retention_before"] = at["before"].get("retention_loss")
     return Summary(
         title=title,
         facts={
@@ -200,6 +213,7 @@ def _summary(
             "tokens": at["tokens"],
             "loss_before": rows[0][1],
             "loss_after": rows[1][1],
+            **retention,
             "checkpoint_step": at["best"]["step"],
             "evaluations": at["evaluated"],
             "steps_not_applied": len(at["skipped"]) + len(at["withheld"]),

@@ -34,8 +34,9 @@ CHOICES = pa.schema(
     ]
 )
 SCHEMAS = {
-    "curve": CURVE.schema,
+    "curve": CURVE.whole,  # what it is published with is asked for there
     "validation_losses": VALIDATION_LOSSES.schema,
+    "retention_losses": VALIDATION_LOSSES.schema,
     "example_losses": EXAMPLE_LOSSES.schema,
     "example_influence": EXAMPLE_INFLUENCE.schema,
     "example_choices": EXAMPLE_CHOICES.schema,

@@ -1,6 +1,7 @@
 """The stage `train`: one segment on a selection, from the base or a checkpoint to a better checkpoint.
 
-It promises exact resume, at least one step, a checkpoint chosen by validation loss, and one row of telemetry a step.
+It promises exact resume, at least one step, a checkpoint chosen by validation loss among those that have not forgotten
+more than is allowed, and one row of telemetry a step.
 What to train on, how it fits and whether to go on are decided by other stages.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from data_contracts.arrow import TABLE_FILE
 from data_contracts.config import GovernConfig, TrainConfig
@@ -17,7 +18,7 @@ from data_contracts.errors import InputError
 from data_contracts.method import Method, name_in, names
 from data_contracts.records import Decision, Plan, Summary
 from stages.model.pin import read_pin
-from stages.stage import Inputs, Stage, Takes, Work
+from stages.stage import Artifact, Inputs, Stage, Takes, Work
 
 
 class TrainSlice(Frozen):
@@ -40,6 +41,8 @@ class Train(Stage[TrainSlice]):
         "selection": Takes("selection"),
         "validation_tokens": Takes("tokens"),
         "target_tokens": Takes("tokens", optional=True),
+        "retention_tokens": Takes("tokens", optional=True),
+        "retention_reference": Takes("validation_losses", optional=True),  # of the run's start; else the segment's own
         "checkpoint": Takes("checkpoint", optional=True),
         "decision": Takes("decision", optional=True),
     }
@@ -48,11 +51,12 @@ class Train(Stage[TrainSlice]):
         "end": "checkpoint",
         "curve": "curve",
         "validation_losses": "validation_losses",
+        "retention_losses": "validation_losses",
         "example_losses": "example_losses",
         "example_influence": "example_influence",
         "example_choices": "example_choices",
     }
-    optional: ClassVar[frozenset[str]] = frozenset({"end", "example_influence", "example_choices"})
+    optional: ClassVar[frozenset[str]] = frozenset({"end", "retention_losses", "example_influence", "example_choices"})
 
     def external(self, config: TrainSlice, root: Path) -> dict[str, Any]:
         """Return the slice without what decisions alone read of `govern` and plans of `train`: the same segment has the
@@ -70,6 +74,10 @@ class Train(Stage[TrainSlice]):
         selector = [] if picks is None else [(BatchSelector, name_in(picks, "train.batch_selector"))]
         return ((Policy, str(config.govern.policy.get("method"))), *selector, *techniques())
 
+    def cause(self, config: TrainSlice) -> Literal["train", "probe"]:
+        """Return what a segment is for."""
+        return "probe" if config.train.probe else "train"
+
     def run(self, config: TrainSlice, inputs: Inputs, work: Work) -> Summary:
         """Train one segment; see the modules beside this one."""
         from data_contracts.direction import direction_of
@@ -82,6 +90,13 @@ class Train(Stage[TrainSlice]):
         refuse_no_step(visits, plan, config.train)
         check_rows(inputs.one("validation_tokens").ref.rows)
         target = target_of(config.train, inputs)
+        retention, reference = inputs.maybe("retention_tokens"), inputs.maybe("retention_reference")
+        if config.govern.most_forgotten_nats is not None and retention is None:
+            raise InputError(
+                "a retention set where `govern.most_forgotten_nats` limits what is forgotten of it",
+                "it was not given",
+                "pass `retention_tokens`, or unset the limit",
+            )
         given, checkpoint = inputs.maybe("decision"), inputs.maybe("checkpoint")
         decision = given.record(Decision) if given else None
         job = Job(
@@ -91,15 +106,20 @@ class Train(Stage[TrainSlice]):
                 selection=str(selection.folder / TABLE_FILE),
                 validation=str(inputs.one("validation_tokens").folder / TABLE_FILE),
                 target=target,
+                retention=place_of(retention),
+                reference=place_of(reference) if retention else None,
                 checkpoint=str(checkpoint.folder) if checkpoint else None,
             ),
             inputs={name: tuple(item.ref.digest for item in inputs.all(name)) for name in sorted(self.takes)},
             pin=read_pin(inputs.one("base")),
             plan=plan,
             train=config.train,
+            cause=self.cause(config),
             policy=config.govern.policy,
             metric=config.govern.metric,
             direction=direction_of(config.govern.metric, config.govern.direction),
+            most_forgotten=config.govern.most_forgotten_nats,
+            evaluate_start=retention is not None and reference is None,
             anneals=decision is not None and decision.anneals,
             closes=decision is not None and decision.closes,
             segment_flops=least(decision.segment_flops if decision else None, config.train.segment_flops),
@@ -115,6 +135,11 @@ class Train(Stage[TrainSlice]):
 def least(*limits: int | None) -> int | None:
     """Return the smallest limit; None where there is none."""
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def place_of(table: Artifact | None) -> str | None:
+    """Return the file of a table that may not be given."""
+    return str(table.folder / TABLE_FILE) if table else None
 
 
 def target_of(train: TrainConfig, inputs: Inputs) -> str | None:

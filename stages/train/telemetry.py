@@ -15,7 +15,7 @@ from stages.technique.step import StepResult
 from stages.train.examples import Examples
 from stages.train.guarding import Done
 from stages.train.order import MicroBatch
-from stages.train.position import Position
+from stages.train.position import Position, retention_columns
 from stages.train.rows import Rows
 from stages.train.validate import Loss
 from stages.workers.group import Group
@@ -74,11 +74,11 @@ class Telemetry:
             known = {"step": self.run_step, "position": place, "example_id": examples.row(int(row)).example_id}
             self.rows.add("example_choices", {**known, "chosen": place in taken, "weight": weight, "gain": gain})
 
-    def documents(self, found: torch.Tensor) -> None:
+    def documents(self, table: str, found: torch.Tensor) -> None:
         """Write a row a document of an evaluation; `found` (2, documents) are loss sums and answer tokens."""
         for document, (loss, count) in enumerate(found.T.tolist()):
             known = {"step": self.run_step, "document": document}
-            self.rows.add("validation_losses", {**known, "loss_sum": loss, "answer_tokens": int(count)})
+            self.rows.add(table, {**known, "loss_sum": loss, "answer_tokens": int(count)})
 
     def curve(
         self,
@@ -112,6 +112,7 @@ class Telemetry:
                 "guard": guarded.regime,
                 "guard_scale": guarded.scale,
                 "guard_action": guarded.action,
+                **retention_columns(loss.retained if loss else None),
             },
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -22,15 +23,20 @@ from stages.model.shards import sharded
 from stages.train.examples import predicted_tokens
 from stages.workers.group import Group
 
+if TYPE_CHECKING:
+    from stages.train.retention import Retained
+
 
 @dataclass(frozen=True)
 class Loss:
-    """Mean loss of an answer token in nats, its standard error (None for one document), and how much was measured."""
+    """Mean loss of an answer token in nats, its standard error (None for one document), and how much was measured; with
+    what the same weights still know of the retention set, where one is watched."""
 
     mean: float
     se: float | None
     documents: int
     answer_tokens: int
+    retained: Retained | None = None
 
     @property
     def finite(self) -> bool:
@@ -70,7 +76,7 @@ class Validation:
         lengths = [int(length) for length in self._table.lengths[:count]]
         self._buckets = length_buckets(lengths, batch_tokens)
         self._shapes = [(len(bucket), lengths[bucket[0]], int(answers[bucket].sum())) for bucket in self._buckets]
-        self.documents, self.tokens = count, sum(lengths)
+        self.documents, self.tokens, self.answers_D = count, sum(lengths), answers[:count]
 
     def flops(self, meter: FlopModel) -> int:
         """Return the forward FLOPs of one evaluation, padding included."""

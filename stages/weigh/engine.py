@@ -100,7 +100,8 @@ def weigh_arms(auto: AutoConfig, inputs: Inputs, work: Work) -> Summary:
 def best_evaluation(losses: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     """Return (nats over its answer tokens, answer tokens) of each document, at the lowest evaluation of a segment.
 
-    That is the one whose weights the segment's checkpoint holds; the last one where none is finite.
+    That is the one whose weights the segment's checkpoint holds, unless they have forgotten more than is allowed; the
+    last one where none is finite.
     """
     steps, sums, tokens = (losses.column(name).to_numpy() for name in ("step", "loss_sum", "answer_tokens"))
     found = {int(step): steps == step for step in np.unique(steps)}

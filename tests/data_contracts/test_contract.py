@@ -155,3 +155,30 @@ def test_a_table_with_too_few_rows_is_refused_and_rows_are_counted() -> None:
         contract.validate([toy(n=[0, 0])])
     with pytest.raises(ContractError, match="at least 3"):
         contract.validate([])
+
+
+def test_extra_columns_are_all_there_or_none_and_what_they_hold_is_checked():
+    contract = Contract(
+        "t",
+        1,
+        pa.schema([pa.field("k", pa.int64(), False)]),
+        key=("k",),
+        extra=(pa.field("a", pa.float64(), True), pa.field("b", pa.int32(), False)),
+    )
+
+    def batch(*names: str) -> pa.RecordBatch:
+        values = {"k": pa.array([1, 2]), "a": pa.array([0.5, None]), "b": pa.array([1, 2], pa.int32())}
+        schema = pa.schema([contract.whole.field(name) for name in names])
+        return pa.RecordBatch.from_arrays([values[name] for name in names], schema=schema)
+
+    assert contract.validate([batch("k")]) == contract.validate([batch("k", "a", "b")]) == 2
+    for names in (("k", "a"), ("k", "b", "a"), ("a", "k", "b")):
+        with pytest.raises(ContractError, match="schema"):
+            contract.validate([batch(*names)])
+    with pytest.raises(ContractError, match=r"missing \['b'\]"):
+        contract.validate([batch("k", "a")])
+    broken = pa.RecordBatch.from_arrays(
+        [pa.array([1, 2]), pa.array([0.5, 1.0]), pa.array([1, None], pa.int32())], schema=contract.whole
+    )
+    with pytest.raises(ContractError, match="`b` breaks `not null`"):
+        contract.validate([broken])

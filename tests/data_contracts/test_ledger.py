@@ -59,6 +59,15 @@ def test_work_of_a_stage_that_made_the_same_by_another_identity_counts_once() ->
     assert Ledger.fold([*same, other, elsewhere, lost]).total.flops == 4 * 7
 
 
+def test_training_is_warm_up_segments_and_probes_of_choosing_and_no_adapters_of_a_mixture() -> None:
+    costs = [("begin", "warm_up"), ("begin", "eval"), ("train", "train"), ("train", "probe"), ("mix", "probe")]
+    entries = [
+        Entry(str(n), str(n), stage, {cause: Cost(flops=10**n, seconds=2.0**n)})
+        for n, (stage, cause) in enumerate(costs)
+    ]
+    assert Ledger.fold(entries).training() == Cost(flops=1101, seconds=13.0)
+
+
 @given(entries())
 def test_money_is_seconds_at_the_price_of_each_stages_hour_and_changes_nothing_else(given_entries: list[Entry]) -> None:
     ledger = Ledger.fold(given_entries)

@@ -38,8 +38,8 @@ def test_columns_nullability_and_keys_survive_the_export(name: str) -> None:
     contract = CONTRACTS[name]
     assert isinstance(contract, Contract)
     columns = yaml.safe_load(to_yaml(contract))["schema"][0]["properties"]
-    assert [column["name"] for column in columns] == contract.schema.names
-    assert [not column["required"] for column in columns] == [field.nullable for field in contract.schema]
+    assert [column["name"] for column in columns] == contract.whole.names
+    assert [not column["required"] for column in columns] == [field.nullable for field in contract.whole]
     keyed = sorted((column["primaryKeyPosition"], column["name"]) for column in columns if column.get("primaryKey"))
     assert tuple(column for _, column in keyed) == contract.key
 

@@ -31,7 +31,9 @@ SECRETS = ("HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY", "PGP
 def first(tmp_path_factory, shared):
     """The folder of a run that has been made once; what the command printed."""
     folder = tmp_path_factory.mktemp("small")
-    lay_out(folder, shared)
+    lay_out(folder, shared, data={"retention": "retention.jsonl"}, govern={"most_forgotten_nats": 5.0})
+    rows = ({"prompt": f"Say {number}.", "completion": f"It is {number}."} for number in range(6))
+    (folder / "retention.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     runs = Runs(folder, dict.fromkeys(SECRETS, SECRET))
     return runs, runs.run("run")
 
@@ -160,6 +162,25 @@ def test_the_page_of_the_last_decision_draws_every_evaluation_and_decision_of_th
         losses = [loss for loss in curve.column("validation_loss").to_pylist() if loss is not None]
         assert drawn[f"segment {segment}: {action}"] == losses
     assert len(drawn["decisions"]) >= 2
+
+
+def test_every_segment_is_read_on_what_must_not_be_forgotten_against_the_loss_before_training(first):
+    store = first[0].store
+    run = store.runs()[-1].run
+    attempts = {row.name: row for row in store.attempts(run)}
+    begun, trained = attempts["begin"], attempts["train-round-1"]
+    inputs = store.find_attempt(run, "train-round-1").inputs
+    assert inputs["retention_tokens"] == (attempts["ingest"].refs["retention_tokens"],)
+    assert inputs["retention_reference"] == (begun.refs["retention_losses"],)
+    curves = [read_table(store.open(row.refs["curve"]) / TABLE_FILE).to_pylist() for row in (begun, trained)]
+    for row in (*curves[0], *curves[1]):
+        assert (row["retention_loss"] is None) == (row["validation_loss"] is None)
+    last = [row for row in curves[1] if row["retention_loss"] is not None][-1]
+    decision = store.record(attempts["govern-round-1"].refs["decision"], Decision)
+    assert decision.numbers["retention_began"] == curves[0][0]["retention_loss"]
+    assert decision.numbers["retention_rise"] == last["retention_loss"] - curves[0][0]["retention_loss"]
+    assert decision.numbers["retention_rise_se"] == last["retention_rise_se"] > 0
+    assert decision.numbers["most_forgotten_nats"] == 5.0
 
 
 def test_the_gates_on_plain_folders_say_what_the_run_said(first, tmp_path):

@@ -40,7 +40,7 @@ def made(tmp_path_factory, shared):
     path = lay_out(
         folder,
         shared,
-        budget={"flops": BUDGET, "price": {"hour": 36.0, "currency": "EUR"}},
+        budget={"flops": BUDGET, "price": {"hour": 36.0, "currency": "EUR", "stages": {"train": 72.0, "ingest": 0.0}}},
         auto={"arms": ["random", {"name": "bm25", "scorer": {"method": "bm25"}, "fraction": 0.3}], "least_steps": 1},
         plan={"window": 4, "micro_batches": [4], "techniques": [{"method": "full"}], "precision": "float32"},
         govern={"rounds": 1},
@@ -115,8 +115,16 @@ def test_the_command_answers_in_json_with_money_at_the_price_and_joules_at_state
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert Quote.model_validate(found["quote"]) == told
+    of = {stage: span.expected for stage, span in hours.stages[told.follows].items()}
     seconds = hours.seconds[told.follows].expected
-    assert found["answer"]["money (EUR)"]["expected"] == pytest.approx(seconds * 0.01)
+    assert sum(of.values()) == pytest.approx(seconds)
+    priced = 0.01 * (seconds - of["ingest"] + of["train"])  # ingest is free, training costs twice as much
+    assert found["answer"]["money (EUR)"]["expected"] == pytest.approx(priced)
+    assert of["ingest"] > 0
+    assert {name: len(spans) for name, spans in found["joint"].items()} == dict.fromkeys(
+        ("money (EUR)", "joules"), len(told.joint)
+    )
+    assert told.joint[0].loss.expected <= told.offer(told.joint[0].arm).loss.expected + 0.005
     if hours.watts is None:
         assert found["answer"]["joules"]["expected"] == pytest.approx(seconds * 100)
         assert found["answer"]["joules"]["told from"].startswith("estimated")

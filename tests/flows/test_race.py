@@ -71,7 +71,9 @@ def raced(tmp_path_factory, shared):
         plan={"window": 4, "micro_batches": [4], "techniques": [{"method": "full"}], "precision": "float32"},
         govern={"rounds": 2},
         train={"evaluations": 2},
+        data={"retention": "retention.jsonl"},
     )
+    (folder / "retention.jsonl").write_text(json.dumps({"prompt": "Say one.", "completion": "One."}) + "\n")
     rng = np.random.default_rng(0)
     rows = [json.loads(line) for line in (folder / "pool.jsonl").read_text().splitlines()]
     noise = [
@@ -111,9 +113,24 @@ def test_every_arm_is_chosen_and_trained_with_equal_flops_and_the_winner_goes_on
 def test_what_trying_cost_is_charged_to_the_decisions_that_follow(raced):
     _, run, _ = raced
     before, after = run.decisions[0], run.decisions[1]
+    for arm in ("random", "bm25", "influence"):
+        assert set(step(run, f"train-race-{arm}").costs) == {"probe"}, "loading and evaluating it is trying too"
+    assert set(step(run, "train-round-2").costs) == {"train", "eval"}
     race = [item for item in run.steps if item.name.split("-")[0] in ("score", "select", "train", "weigh")]
     race = race[: [item.name for item in race].index("weigh-race") + 1]
     assert before.remaining.flops - after.remaining.flops == sum(item.cost.flops for item in race)
+
+
+def test_what_must_not_be_forgotten_is_watched_in_probes_too_against_the_loss_before_training(raced):
+    _, run, _ = raced
+    began = step(run, "begin").refs["retention_losses"]
+    for name in ("train-race-random", "train-race-bm25", "train-race-influence", "train-round-2"):
+        segment = step(run, name)
+        assert run.store.read_manifest(segment.refs["curve"].run).inputs["retention_reference"] == (began,)
+        rows = read_table(run.store.open(segment.refs["curve"]) / TABLE_FILE).to_pylist()
+        assert [row["step"] for row in rows if row["retention_loss"] is not None] == [
+            row["step"] for row in rows if row["validation_loss"] is not None
+        ]
 
 
 def test_a_sample_is_scored_before_the_race_and_the_whole_pool_only_for_the_winner(raced):

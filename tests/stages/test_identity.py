@@ -145,7 +145,6 @@ def of(**changed: Any) -> str:
         "version": "v",
         "external": {"a": 1},
         "inputs": {"x": (ref("d1"), ref("d2"))},
-        "workers": 0,
     }
     return identity.identity_of(**{**given, **changed})
 
@@ -160,7 +159,6 @@ def test_every_part_of_an_identity_matters_and_nothing_else(monkeypatch: pytest.
         of(inputs={"x": (ref("d2"), ref("d1"))}),
         of(inputs={"x": (ref("d1"),)}),
         of(inputs={"y": (ref("d1"), ref("d2"))}),
-        of(workers=2),
         of(descent=("a",)),
         of(descent=("a", "b")),
     ]

@@ -63,6 +63,16 @@ def test_govern_keeps_the_best_and_stops(shared, tmp_path):
     assert "kept: step 20, eval_loss 0.8" in done.stdout
 
 
+def test_govern_ends_where_a_file_tells_of_more_forgotten_than_is_allowed(tmp_path):
+    rises = {1: 0.0, 2: 0.1, 3: 0.3}
+    rows = [{"step": step, "eval_loss": 1 / step, "retention_loss": 2 + rise} for step, rise in rises.items()]
+    (tmp_path / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = lazytrain("govern", "--evals", "evals.jsonl", "--most-forgotten", "0.2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "stopped at step 3: what must not be forgotten is" in done.stdout
+    assert "kept: step 2, eval_loss 0.5" in done.stdout
+
+
 def test_a_metric_without_a_direction_is_refused(shared, tmp_path):
     evals = str(case(shared, "G02") / "evals.jsonl")
     done = lazytrain("govern", "--evals", evals, "--metric", "eval_quality", cwd=tmp_path)

@@ -120,7 +120,15 @@ def test_generated_answers_are_marked_and_what_was_read_is_kept(bundle, tmp_path
         {"method": "exact_match", "max_new_tokens": 8},
         {"method": "exact_match", "suite": "number", "metric": "final-number", "max_new_tokens": 8},
     ]
-    rows, _, _ = evaluate(bundle, tasks, tmp_path)
+    rows, work, _ = evaluate(bundle, [*tasks, {"method": "perplexity"}], tmp_path)
+    charged, items = work.ledger().by_cause(), bundle.artifact("holdout_tokens").table().to_pylist()
+    assert charged["eval"].tokens == sum(item["n_tokens"] for item in items)  # losses alone
+    other = Renderer(tokenizer).render(chat("Tell me about Tom.", "12"))
+    passed = len(start) + other.answer_mask.index(True) + 2 * (8 - 1)  # neither answer stops before its eighth token
+    assert charged["infer"].tokens == len(tasks) * passed
+    parameters = sum(p.numel() for p in model.parameters())
+    assert parameters < charged["infer"].flops / charged["infer"].tokens < 4 * parameters
+    assert charged["infer"].seconds > 0
     text = {row["prediction"]: row for row in rows if row["suite"] == "exact_match"}
     assert text[said]["score"] == 1.0
     number = sorted((r for r in rows if r["suite"] == "number"), key=lambda r: r["score"] is None)

@@ -7,7 +7,7 @@ import pytest
 from data_contracts.cost import Cost
 from data_contracts.errors import ArtifactError
 from data_contracts.ledger import Entry, Ledger
-from data_contracts.records import Decision, MemoryUse, Plan, Ref
+from data_contracts.records import Decision, MemoryUse, Plan, Ref, Weighing
 from stages.govern.stage import STAGE, GovernSlice
 from stages.stage import Artifact, Inputs
 from tests.local_work import work_for
@@ -39,7 +39,10 @@ def row(item):
 
 def ledger(**flops):
     costs = {cause: Cost(flops=value, tokens=value // 10**9, seconds=value / FLOPS) for cause, value in flops.items()}
-    return Ledger.fold([Entry("i", "r", "begin", costs)])
+    stages = {"warm_up": "begin"}
+    return Ledger.fold(
+        [Entry(f"i{cause}", f"r{cause}", stages.get(cause, cause), {cause: cost}) for cause, cost in costs.items()]
+    )
 
 
 def govern(
@@ -52,14 +55,18 @@ def govern(
     tables=None,
     train=None,
     plan=None,
+    also=(),
+    notices=None,
     **settings,
 ):
     """Run the stage; return its decision and its summary. `beside` may put files beside the curves; `tables` are further
-    inputs: name to (contract, tables); `train` are settings, `plan` fields of the plan in force."""
+    inputs: name to (contract, tables); `train` are settings, `plan` fields of the plan in force, `also`
+    names of what `beside` made that is given too; `notices` is filled with what the user is told."""
     maker = work_for(STAGE, tmp_path / "made")
     maker.gives = {f"curve{i}": "curve" for i in range(len(segments))} | {"plan": "plan", "decision": "decision"}
     for i, rows in enumerate(segments):
-        maker.table(f"curve{i}", {k: [row(r)[k] for r in rows] for k in row(rows[0])})
+        with maker.writer(f"curve{i}", extra="retention_loss" in rows[0]) as writer:
+            writer.extend({k: [row(r)[k] for r in rows] for k in row(rows[0])})
     if beside:
         beside(maker)
     maker.record("plan", PLAN.model_copy(update=plan or {}))
@@ -79,11 +86,14 @@ def govern(
         for i, table in enumerate(several):
             maker.table(f"{name}{i}", table)
         given[name] = [maker.artifact(f"{name}{i}") for i in range(len(several))]
+    given |= {name: [maker.artifact(name)] for name in also}
     work = work_for(STAGE, tmp_path / "work", ledger=spent or ledger(warm_up=2 * FLOPS))
     config = GovernSlice(
         budget={"flops": 100 * FLOPS} if budget is None else budget, govern=settings, train=train or {}
     )
     summary = STAGE.run(config, Inputs(given), work)
+    if notices is not None:
+        notices += work.notices
     return work.artifact("decision").record(Decision), summary
 
 
@@ -381,3 +391,30 @@ def test_a_remix_is_offered_where_a_mixture_follows_training_and_charged_what_it
     assert (mixed.action, mixed.reselects, mixed.rescores) == ("remix", True, False)
     assert mixed.numbers["choosing_expected_flops"] == 3 * FLOPS
     assert mixed.segment_flops == (100 - 32 - 5 - 3) * FLOPS // 2
+
+
+def test_what_training_scored_and_ways_that_were_tried_in_vain_are_no_price_of_choosing_anew(tmp_path):
+    first, _ = govern(tmp_path / "a", [WARMUP])
+    causes = {"train": Cost(flops=6 * FLOPS), "score": Cost(flops=30 * FLOPS)}  # a batch selector looks
+    entries = [Entry("i", "r", "begin", {"warm_up": Cost(flops=2 * FLOPS)}), Entry("k", "t", "train", causes)]
+    spent = Ledger.fold([*entries, Entry("l", "u", "score", {"score": Cost(flops=FLOPS)})])
+    looked, _ = govern(tmp_path / "b", [WARMUP, STEEP], first, spent)
+    assert looked.numbers["reselect_flops"] == FLOPS
+    spent = Ledger.fold([*entries, Entry("l", "u", "score", {"score": Cost(flops=9 * FLOPS)})])
+
+    def beside(maker):
+        arm = {"fraction": 0.1, "spent_flops": 1, "probe_flops": 1, "probe_loss": 2.0, "probe_se": 0.1}
+        arm |= {"training_flops": 1, "expected_loss": 2.0, "low": 1.0, "high": 3.0, "gain": 0.0, "gain_low": 0.0}
+        arm |= {"gain_high": 0.0, "probability": 0.5}
+        arms = [{**arm, "name": name, "price_flops": price * FLOPS} for name, price in (("random", 0), ("bm25", 4))]
+        maker.gives |= {"weighing": "weighing"}
+        maker.record(
+            "weighing", Weighing(chosen="bm25", reason="", start_loss=3.0, spendable_flops=1, arms=tuple(arms))
+        )
+
+    raced, _ = govern(tmp_path / "c", [WARMUP, STEEP], first, spent, beside=beside, also=("weighing",))
+    assert (raced.numbers["reselect_flops"], raced.numbers["tried_flops"]) == (4 * FLOPS, 5 * FLOPS)
+    later, _ = govern(
+        tmp_path / "d", [WARMUP, STEEP, segment([2.1, 2.0, 1.92, 1.86, 1.82, 1.8, 1.79], start=90)], raced, spent
+    )
+    assert (later.numbers["reselect_flops"], later.numbers["tried_flops"]) == (2 * FLOPS, 5 * FLOPS)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from data_contracts.cost import Budget
+from data_contracts.cost import Budget, Price
 from data_contracts.records import Likeness
 from stages.governor.quoting import DOUBT, KEPT, Law, by_probes, by_words, modelled_limit
 from tests.flows.test_race import plan_of
@@ -98,6 +98,15 @@ def test_words_that_are_sure_give_what_was_seen_of_such_choices():
 
 def test_the_limit_is_the_scarcest_stock_as_the_plan_models_it():
     plan = plan_of(1000).model_copy(update={"flops_per_token": 10, "tokens_per_second": 2.0})
-    assert modelled_limit(Budget(flops=5000), plan, 0.05) == pytest.approx(4750)
-    assert modelled_limit(Budget(flops=5000, tokens=100, seconds=10), plan, 0.0) == 200.0
-    assert modelled_limit(Budget(peak_bytes=1), plan, 0.05) == 1000.0  # one pass over the pool
+    assert modelled_limit(Budget(flops=5000), None, plan, 0.05) == pytest.approx(4750)
+    assert modelled_limit(Budget(flops=5000, tokens=100, seconds=10), None, plan, 0.0) == 200.0
+    assert modelled_limit(Budget(peak_bytes=1), None, plan, 0.05) == 1000.0  # one pass over the pool
+
+
+def test_money_is_worth_the_seconds_of_training_that_its_price_gives():
+    plan = plan_of(1000).model_copy(update={"flops_per_token": 10, "tokens_per_second": 2.0})
+    price = Price(hour=3600, stages={"train": 7200, "ingest": 1})  # two a second of training
+    assert modelled_limit(Budget(money=8), price, plan, 0.0) == pytest.approx(4 * 20)
+    assert modelled_limit(Budget(money=8, seconds=3), price, plan, 0.0) == pytest.approx(3 * 20)
+    free = Price(hour=3600, stages={"train": 0})
+    assert modelled_limit(Budget(money=8), free, plan, 0.0) == 1000.0  # limits no training

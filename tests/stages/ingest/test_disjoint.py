@@ -49,6 +49,37 @@ def test_pool_rows_that_stand_in_another_split_are_leaks(tmp_path: Path, model: 
         assert words in row["detail"]
 
 
+def test_what_must_not_be_forgotten_is_trained_on_by_no_split(tmp_path: Path, model: Path) -> None:
+    jsonl(tmp_path / "validation.jsonl", [chat("V?", "v", task="v")])
+    jsonl(tmp_path / "holdout.jsonl", [chat("H?", "h", task="h")])
+    kept = [chat("Capital of Peru?", "Lima.", task="capitals"), chat("Say it", LONG, task="r")]
+    jsonl(tmp_path / "retention.jsonl", [*kept, chat("v?", "V", task="r"), chat("H?", "no", task="r"), kept[1]])
+    jsonl(tmp_path / "target.jsonl", [chat("T?", "t", task="t"), chat("capital of PERU?", "lima.", task="t")])
+    rows = [
+        chat("Capital of Peru?", "It is Lima.", task="p"),  # the question with another answer
+        chat("Capital of Chile?", "Santiago.", task="capitals"),  # its task
+        chat("Say it", LONG.replace("word30", "other"), task="p"),  # a near copy
+        chat("Free?", "yes", task="p"),
+    ]
+    jsonl(tmp_path / "pool.jsonl", rows)
+    data = {name: f"{name}.jsonl" for name in ("pool", "target", "validation", "holdout", "retention")}
+    work, summary = stage(tmp_path, model, data, task_field="task")
+    assert questions(work, "retention") == ["Capital of Peru?", "Say it"]
+    assert [row["example_id"] for row in work.rows("retention_tokens")] == [
+        row["example_id"] for row in work.rows("retention")
+    ]
+    assert (questions(work, "target"), questions(work, "pool")) == (["T?"], ["Free?"])
+    told = [(row["split"], row["reason"]) for row in work.rows("quarantine")]
+    assert sorted(told) == [("pool", "leak")] * 3 + [("retention", "duplicate")] + [("retention", "leak")] * 2 + [
+        ("target", "leak")
+    ]
+    assert all("retention" in row["detail"] for row in work.rows("quarantine") if row["split"] in ("pool", "target"))
+    assert (summary.facts["retention rows"], summary.facts["rows read"]) == (2, 13)
+    without, told = stage(tmp_path, model, {name: data[name] for name in data if name != "retention"})
+    assert not {"retention", "retention_tokens"} & set(without.opened)
+    assert "retention rows" not in told.facts
+
+
 def test_a_near_copy_of_a_held_out_row_is_a_leak(tmp_path: Path, model: Path) -> None:
     jsonl(
         tmp_path / "t.jsonl",

@@ -35,7 +35,9 @@ def test_equal_inputs_give_equal_digests_wherever_they_lie(shared: Path, tmp_pat
         jsonl(tmp_path / place / "t.jsonl", rows[:20])
         jsonl(tmp_path / place / "p.jsonl", rows[20:])
         work, _ = stage(tmp_path, model, {"pool": f"{place}/p.jsonl", "target": f"{place}/t.jsonl"})
-        digests.append([work.artifact(name).ref.digest for name in STAGE.gives if name != "base"])
+        digests.append(
+            [work.artifact(name).ref.digest for name in STAGE.gives if name not in ("base", *STAGE.optional)]
+        )
     assert digests[0] == digests[1]
 
 
@@ -59,6 +61,7 @@ def test_what_enters_the_identity_is_content_and_names_but_no_path(shared: Path,
     assert given != external(tmp_path / "a", "other.jsonl")  # its stem becomes the rows' source
     assert given != external(tmp_path / "a", supervise="last")
     assert str(tmp_path) not in json.dumps(given)
+    assert "retention" not in given["data"]  # a run without one is what it was before there was such a split
     jsonl(tmp_path / "b" / "t.jsonl", [chat("R?", "B")])
     assert given != external(tmp_path / "b")
 

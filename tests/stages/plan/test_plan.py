@@ -48,6 +48,9 @@ def test_the_preferred_technique_is_chosen_where_it_fits_and_planned_on_the_long
     assert plan.peak_bytes == max(plan.phases.values())
     assert {item["technique"] for item in plan.considered} == {"full", "lora"}
     assert [item["reason"] for item in plan.considered].count("chosen") == 1
+    mine = next(item for item in plan.considered if item["reason"] == "chosen")
+    assert mine["examples"] == plan.micro_batch * plan.accumulation
+    assert len({(item["place"], item["technique"]) for item in plan.considered}) == 2
     assert [table.title.split()[0] for table in summary.tables] == ["Ways", "Pareto", "Bytes"]
     front = [item for item in plan.considered if item["on_front"]]
     assert max(item["tokens_per_second"] for item in plan.considered) in [item["tokens_per_second"] for item in front]

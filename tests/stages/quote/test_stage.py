@@ -10,10 +10,11 @@ import pytest
 
 from data_contracts.cost import Cost
 from data_contracts.ledger import Entry, Ledger
-from data_contracts.quotes import HOURS_FILE, Hours, Quote
+from data_contracts.quotes import HOURS_FILE, Hours, JointOffer, Quote, Span, summed
 from data_contracts.records import Decision, Likeness, WeighedArm, Weighing
 from stages.governor.quoting import KEPT
-from stages.quote.hours import MODEL_OFF, block_rates
+from stages.quote.hours import KEEPING, MODEL_OFF, block_rates
+from stages.quote.joint import ranked
 from stages.quote.stage import STAGE, QuoteSlice
 from stages.stage import Inputs
 from tests.local_work import work_for
@@ -24,7 +25,15 @@ ARMS = (
     {"name": "random", "selector": {"method": "random"}, "epochs": 1.0},
     {"name": "bm25", "scorer": {"method": "bm25"}},
 )
-PRICED = PLAN.model_copy(update={"pass_flops": 10**5, "tokens_per_second": 2.0})
+WAY = {"technique": "full", "place": 0, "precision": "float32", "savings": "", "fits": True, "reason": "ranks lower"}
+CONSIDERED = (
+    {**WAY, "micro_batch": 4, "examples": 8, "tokens_per_second": 2.0, "reason": "chosen"},
+    {**WAY, "micro_batch": 2, "examples": 8, "tokens_per_second": 1.0},
+    {**WAY, "micro_batch": 3, "examples": 9, "tokens_per_second": 1.5},
+    {**WAY, "micro_batch": 8, "examples": 8, "tokens_per_second": 4.0, "fits": False},
+    {**WAY, "technique": "lora", "place": 1, "micro_batch": 4, "examples": 8, "tokens_per_second": 3.0},
+)
+PRICED = PLAN.model_copy(update={"pass_flops": 10**5, "tokens_per_second": 2.0, "considered": CONSIDERED})
 
 
 def law(x):
@@ -50,7 +59,7 @@ def arm(name, loss, **more):
     return WeighedArm(name=name, **values)
 
 
-def quote(tmp_path, weighing=None, likeness=None, *, trained=True, follow="random"):
+def quote(tmp_path, weighing=None, likeness=None, *, trained=True, follow="random", binding="flops", policy=None):
     """Run the stage; return the quote and its hours."""
     maker = work_for(STAGE, tmp_path / "made")
     maker.gives = {
@@ -60,6 +69,7 @@ def quote(tmp_path, weighing=None, likeness=None, *, trained=True, follow="rando
     given = {"plan": [maker.artifact("plan")]}
     if trained:
         numbers = {"spendable_flops": LIMIT, "step_flops": STEP, "least_segment_flops": 200, "rounds_left": 2}
+        numbers["binding"] = binding
         maker.record("decision", Decision(action="reselect", reason="", round=0, numbers=numbers))
         warm, probe = (50, 1050), (1000, 2000)  # the base is evaluated for 50
         maker.table("curve0", curve(warm, [law(STEP), law(1000 + STEP)]))
@@ -76,7 +86,7 @@ def quote(tmp_path, weighing=None, likeness=None, *, trained=True, follow="rando
         budget={"flops": LIMIT},
         score={"scorer": by.get("scorer", {"method": "influence"})},
         select={"selector": by.get("selector", {"method": "top_k"})},
-        govern={},
+        govern={"policy": policy or {"method": "gain_left"}},
         auto={"arms": ARMS},
     )
     STAGE.run(config, Inputs(given), work)
@@ -129,6 +139,103 @@ def test_without_any_training_words_tell_the_probability_and_the_rest_is_said_no
     rate = hours.seconds_a_flop
     assert rate.expected == pytest.approx(1 / (2.0 * PRICED.flops_per_token))
     assert rate.high / rate.expected == pytest.approx(MODEL_OFF)
+
+
+def visits(fraction, passes):
+    """Return what passes over a share are worth (Muennighoff et al. 2023, equation 5), in passes over fresh rows."""
+    again = passes / fraction - 1
+    return fraction + fraction * 15.387756 * (1 - math.exp(-again / 15.387756))
+
+
+def test_the_joint_plan_crosses_choosing_shares_ways_and_ends_and_no_untried_loss_is_told_or_ranked(tmp_path):
+    told, hours = quote(tmp_path, raced(gain=0.1, gain_low=0.05, gain_high=0.2, probability=0.95))
+    known = [row for row in told.joint if row.loss]
+    found = {(row.arm, row.fraction, row.way, row.share) for row in known}
+    assert all(
+        (arm, fraction, f"full, float32, micro-batch {size}", share) in found
+        for arm in ("random", "bm25")
+        for fraction in (0.1, 0.05)  # all FLOPs visit a tenth nine times: the offer's, and half of it
+        for size in (4, 2)  # steps of eight rows both
+        for share in (0.5, 1.0)
+    ), found
+    assert {row.fraction for row in known if row.arm == "random"} == {0.05, 0.1, 0.2}  # rows by chance are alike
+    assert len(found) == len(known)
+    assert told.joint.index(known[-1]) == len(known) - 1, "an unknown loss is ranked"
+    why = {(row.way.split(",")[0], row.unknown) for row in told.joint if row.loss is None}
+    assert ("lora", "the probes trained full") in why
+    assert ("full", "the probes made steps of 8 rows, not 9") in why
+    assert ("full", "its further rows were not tried") in why
+    assert not any("micro-batch 8" in row.way for row in told.joint)  # does not fit
+    assert [row.flops_known for row in known] == [True] * len(known)
+    assert (known[0].arm, known[0].fraction, known[0].way) == ("bm25", 0.1, "full, float32, micro-batch 4")
+    assert known[0].loss.expected <= min(row.loss.expected for row in known) + 0.005  # of `gain_left`
+    assert told.combinations >= len(told.joint) == len(hours.joint)
+
+
+def test_less_of_the_pool_costs_what_the_law_of_repetition_says_and_its_interval_holds_the_share_that_was_tried(
+    tmp_path,
+):
+    told, _ = quote(tmp_path, raced())
+    rows = {(row.arm, row.fraction, row.way, row.share): row for row in told.joint}
+    whole, half = (rows["bm25", fraction, "full, float32, micro-batch 4", 1.0] for fraction in (0.1, 0.05))
+    training = 2000 + 90_000
+    worth = visits(0.05, training / 10**5) / visits(0.1, training / 10**5)
+    fold = KEPT * 0.3 * math.log((1000 + STEP + training * worth) / 3100)
+    assert half.loss.expected == pytest.approx(law(3100) - 0.1 - fold, rel=1e-6)
+    assert half.loss.low == whole.loss.low
+    assert half.loss.high > whole.loss.high
+    assert whole.loss == told.offer("bm25").loss
+
+
+def test_under_a_limit_in_seconds_a_slower_way_trains_less(tmp_path):
+    fixed = {"method": "fixed_rounds"}
+    told, hours = quote(tmp_path, raced(), binding="seconds", policy=fixed)
+    fast, slow = (
+        next(
+            (place, row)
+            for place, row in enumerate(told.joint)
+            if (row.arm, row.fraction, row.share) == ("random", 0.1, 1.0) and f"micro-batch {size}" in row.way
+        )
+        for size in (4, 2)
+    )
+    kept = KEPT * 0.3 * math.log((1000 + STEP + 2000 + 45_000) / 3100)
+    assert slow[1].loss.expected == pytest.approx(law(3100) - kept, rel=1e-6)
+    assert slow[1].loss.expected > fast[1].loss.expected
+    trained = [hours.joint[place]["train"].expected for place, _ in (fast, slow)]
+    assert trained[1] == pytest.approx(trained[0], rel=1e-6)
+
+
+def test_losses_within_what_a_policy_ignores_count_as_equal_and_the_quicker_goes_first():
+    def row(loss, flops, speed=1.0):
+        spans = [None if value is None else Span(expected=value, low=value, high=value) for value in (loss, flops)]
+        return JointOffer(
+            arm=str(loss), fraction=1, way="", speed=speed, share=1, loss=spans[0], flops=spans[1], flops_known=True
+        )
+
+    rows = [row(None, 1), row(2.0, 100), row(2.02, 50, 0.25), row(2.015, 50), row(2.1, 1), row(2.021, 1)]
+    assert [item.arm for item in ranked(rows, 0.02)] == ["2.015", "2.0", "2.02", "2.021", "2.1", "None"]
+    assert [item.arm for item in ranked(rows, 0.0)] == ["2.0", "2.015", "2.02", "2.021", "2.1", "None"]
+
+
+def test_an_end_is_quoted_with_what_a_policy_may_leave_and_the_last_is_the_offers_own(tmp_path):
+    told, _ = quote(tmp_path, raced())
+    assert told.stops[-1].flops == told.offer(told.best).flops
+    assert all(stop.flops.low < stop.flops.expected <= stop.flops.high for stop in told.stops)
+    assert [stop.flops.high for stop in told.stops] == pytest.approx(
+        [SPENT + 2000 + stop.share * 90_000 - 2000 for stop in told.stops], abs=1
+    )
+
+
+def test_seconds_by_stage_add_up_and_a_way_twice_as_slow_trains_twice_as_long(tmp_path):
+    _, hours = quote(tmp_path, raced(price_flops=30_000), policy={"method": "fixed_rounds"})
+    of = hours.stages["bm25"]
+    assert summed(of.values()).expected == pytest.approx(hours.seconds["bm25"].expected)
+    assert of["begin"].low == of["begin"].high == 17.0  # is spent
+    rate = hours.seconds_a_flop.expected * KEEPING.expected
+    assert of["score"].expected == pytest.approx(30_000 * rate)
+    assert of["train"].expected == pytest.approx(60_000 * rate)
+    slower = hours.ways["full, float32, micro-batch 2"].expected - hours.ways["full, float32, micro-batch 4"].expected
+    assert slower == pytest.approx(of["train"].expected)
 
 
 def test_the_rate_is_that_of_all_steps_and_its_interval_that_of_blocks_of_them():

@@ -113,7 +113,7 @@ def test_the_number_of_workers_enters_neither_identity_nor_kin(tmp_path: Path) -
     def both(**score: Any) -> tuple[str, Any]:
         config = ScoreSlice(seed=0, score=ScoreConfig(**score))
         external = STAGE.external(config, tmp_path)
-        return identity_of("score", stage_version(STAGE, config).digest, external, {}, 0), STAGE.kin(config, inputs)
+        return identity_of("score", stage_version(STAGE, config).digest, external, {}), STAGE.kin(config, inputs)
 
     assert both(workers=1) == both(workers=2)
     assert both(workers=1)[0] != both(batch_tokens=10)[0]

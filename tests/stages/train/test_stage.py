@@ -54,6 +54,16 @@ def test_a_curriculum_is_trained_in_its_phases_and_says_how_many_were_begun(tmp_
     assert cut.facts["phases"] == "2 of 3 begun"
 
 
+def test_all_that_a_probe_costs_is_a_probes_evaluations_included(tmp_path):
+    house = House(tmp_path, rows=12)
+    plain, probe = (train(tmp_path / f"probe-{on}", house, evaluations=2, probe=on)[1] for on in (False, True))
+    costs = probe.ledger().by_cause()
+    assert set(costs) == {"probe"}
+    assert costs["probe"].flops == probe.rows("curve")[-1]["flops"] == plain.ledger().total.flops
+    assert costs["probe"].tokens == plain.ledger().total.tokens
+    assert costs["probe"].seconds > 0
+
+
 def test_a_segment_gives_a_curve_losses_a_checkpoint_and_charges(tmp_path):
     house = House(tmp_path, rows=12)
     summary, work = train(tmp_path / "work", house, epochs=2.0, evaluations=3)

@@ -7,13 +7,11 @@ What is done in a turn is the pipeline's business, and that a loop also turns wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from prefect import flow, tags
 from prefect.context import FlowRunContext
-from prefect.settings import temporary_settings
 
 from flows.labels import sign
 from stages.ending import terminated_by_signal
@@ -36,22 +34,9 @@ def as_subflow(number: int, turn: Callable[[], S]) -> S:
         sign()
         return turn()
 
-    with terminated_by_signal(), _watched():  # Prefect drops a ctrl-C that comes after a final state; this keeps it
-        return one(number)
-
-
-@contextmanager
-def _watched() -> Iterator[None]:
-    """Let flow runs made inside be watched as the current one is: automations look at what has their tag.
-
-    Prefect hands no tag down. Where there is none nobody waits for signs of life, and to end the thread that gives them
-    takes a second a run.
-    """
     context = FlowRunContext.get()
     found = context.flow_run.tags if context is not None and context.flow_run is not None else []
-    if found:
-        with tags(*found):
-            yield
-    else:
-        with temporary_settings({"flows.heartbeat_frequency": None}):
-            yield
+    # Prefect hands no tag down, and automations look at what has theirs. A ctrl-C that comes after a flow run's final
+    # state it drops: here it stays asked for.
+    with terminated_by_signal(), tags(*found):
+        return one(number)

@@ -10,7 +10,8 @@ categories, no document on two sides). In the latter two there is little or noth
 Arms: `full` (all of the pool, again and again), `random` (fresh rows by chance), `bm25`, `influence` (static),
 `cascade` (bm25, then influence), `target` (its rows alone), `target+random`, `target+bm25`, `oracle` (the pool's rows
 of the target's kind alone), `dynamic` (the cascade anew each round), `fixed_steps` (influence anew for the whole pool
-after every fourth of the steps, the schedule of DataFlex) and `lazytrain` (`auto` over its named arms). Each under a
+after every fourth of the steps, the schedule of DataFlex), `lazytrain` (`auto` over its named arms) and
+`target+lazytrain`. Each under a
 *fixed* schedule, which uses the budget up, and *governed* by the default policy, which may stop; so that what
 choosing does is read at an equal governor and what the governor does at equal data. The rate is the best of the grid
 on validation under the fixed schedule, two segments on one choice; the governed arm trains at it in at most three, and
@@ -109,6 +110,7 @@ ARMS: dict[str, dict[str, Any]] = {
         "govern": {"rounds": 4},
     },
     "lazytrain": {"auto": {"arms": list(NAMED)}},
+    "target+lazytrain": {"auto": {"arms": list(NAMED)}, "select": TARGET},
 }
 
 

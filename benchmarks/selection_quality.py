@@ -60,7 +60,7 @@ from data_contracts.records import Decision, Likeness, Ref, Weighing
 RATE = 3e-3
 BUDGETS = (0.15, 0.4, 0.8)
 BY_TASK_BUDGETS = (0.4,)
-POOL_ROWS, WARM_UP_ROWS, PROBE_SHARE = 1250, 32, 0.05
+POOL_ROWS, WARM_UP_ROWS, PROBE_SHARE, MOST_PROBES = 1250, 32, 0.05, 0.2
 SHARES = (0.05, 0.1, 0.2)
 """Of the target's kind in a planted pool, by the seed's place among the seeds."""
 REPEATED = 1.05
@@ -94,7 +94,9 @@ class QualityCell(Cell):
     def arm(self, arm: str, budget: float) -> dict[str, Any]:
         """Run an arm for a budget in passes and read the holdout with the checkpoint that validation prefers."""
         arms = list(ARMS) if arm == "auto" else [arm]
-        trial, made = self.trial(self.config(budget, {"auto": {"arms": arms, "probe_share": PROBE_SHARE}}))
+        trial, made = self.trial(
+            self.config(budget, {"auto": {"arms": arms, "probe_share": PROBE_SHARE, "most_probes": MOST_PROBES}})
+        )
         weighed = [step for step in trial.steps if step.stage == "weigh"]
         record = self.store.record(weighed[0].refs["weighing"], Weighing) if weighed else None
         decision: Decision = trial.decisions[-1]

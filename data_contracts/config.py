@@ -375,11 +375,11 @@ class AutoConfig(Frozen):
     )
     probe_share: float = Field(0.02, gt=0, le=0.2, description="What an arm's probe trains, of what may be spent.")
     most_probes: float = Field(
-        0.2,
+        0.03,
         gt=0,
         le=1,
-        description="Where `probe_share` is too short to tell, probes are as long as they must be. All together, with "
-        "what dear arms score for them, take no more of what may be spent: else dear arms are left out, then all.",
+        description="All probes, with what dear arms score for them, take no more of what may be spent: else they are "
+        "shorter, down to `least_steps`; then dear arms are left out, then all.",
     )
     sample: float = Field(0.2, gt=0, le=1, description="Share of the pool that the probe of a dear arm scores.")
     most_price: float = Field(

@@ -73,12 +73,11 @@ def contest(
     others = [of_the_kind(arm, told.get(arm.name)) for arm in others]
     out = {arm.name: why for arm in others if (why := left_out(arm, plan, limit, auto, least, told.get(arm.name)))}
     standing = [first, *(arm for arm in others if arm.name not in out)]
-    probe = probe_flops(len(standing), limit, auto, least) if chooses(standing, plan, limit) else 0.0
-    if probe and trying(standing, probe, plan, auto) > auto.most_probes * limit:
+    probe = probe_flops(standing, plan, limit, auto, least)
+    if not probe and chooses(standing, plan, limit) and any(arm.passes for arm in standing):
         out |= {arm.name: f"trying would take more than {auto.most_probes:.0%}" for arm in standing if arm.passes}
         standing = [arm for arm in standing if not arm.passes]
-        few = chooses(standing, plan, limit) and trying(standing, probe, plan, auto) <= auto.most_probes * limit
-        probe = probe if few else 0.0
+        probe = probe_flops(standing, plan, limit, auto, least)
     sure = [arm for arm in others if moves_enough(told.get(arm.name)) and chooses([first, arm], plan, limit)]
     if sure and not (probe and any(arm.passes for arm in standing)):
         best = max(sure, key=lambda arm: told[arm.name].moved)
@@ -137,16 +136,17 @@ def least_probe(decision: Decision, steps: int, evaluations: int) -> float:
     return steps * step + min(steps, evaluations) * max(0.0, dearest / 2 - step)
 
 
-def probe_flops(arms: int, limit: float, auto: AutoConfig, least: float) -> float:
-    """Return what each probe may spend: its share, or `least` where that is longer; 0 where all would take too much."""
-    if least <= auto.probe_share * limit:
-        return auto.probe_share * limit
-    return least if arms * least <= auto.most_probes * limit else 0.0
+def probe_flops(arms: Sequence[ArmConfig], plan: Plan, limit: float, auto: AutoConfig, least: float) -> float:
+    """Return what each probe may spend; 0 where there is nothing to race for.
 
-
-def trying(arms: Sequence[ArmConfig], probe: float, plan: Plan, auto: AutoConfig) -> float:
-    """Return the FLOPs of a race: probes, and what dear arms score for them."""
-    return len(arms) * probe + sum(auto.sample * expected_price(arm, plan) for arm in arms)
+    `probe_share`, or less where all together, with what dear arms score for them, would take more than `most_probes`;
+    where no probe of `least` fits there is no race.
+    """
+    if not chooses(arms, plan, limit):
+        return 0.0
+    fits = (auto.most_probes * limit - sum(auto.sample * expected_price(arm, plan) for arm in arms)) / len(arms)
+    probe = max(least, min(auto.probe_share * limit, fits))
+    return probe if probe <= fits else 0.0
 
 
 def share_of(arm: ArmConfig, plan: Plan, limit: float) -> float:

@@ -2,7 +2,8 @@
 
 The configuration is the one that the past run recorded, whatever the file says by now; the file says where the store is
 and where relative paths start. What was finished is adopted, what was begun goes on from its work folder, and the past
-run stays as it is. A run that finished goes on under a higher budget: its training from before its closing decay.
+run stays as it is. A run that finished goes on under a higher budget: its training from before its closing decay. With
+other memory or workers its next segment is planned anew.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def resume(
         list[str] | None,
         typer.Option(
             "--set",
-            help="A higher limit to go on with, finished or not: budget.flops=5e15 (tokens, seconds, money), "
-            "govern.rounds=4. What was trained is kept; only a closing decay is made again.",
+            help="Another limit to go on with, finished or not: budget.flops=5e15 (tokens, seconds, money, peak_bytes), "
+            "govern.rounds=4, train.workers=2. What was trained is kept; only a closing decay is made again.",
         ),
     ] = None,
     outcome: OutcomeFile = None,

@@ -11,6 +11,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from stages.meter.products import product
+
 BLOCK_ROWS = 4096
 
 
@@ -59,6 +61,6 @@ def _nearest(row_nK: np.ndarray, centre_CK: np.ndarray) -> tuple[np.ndarray, np.
     half_C = np.square(centre_CK).sum(axis=1) / 2
     for start in range(0, len(row_nK), BLOCK_ROWS):
         here = slice(start, start + BLOCK_ROWS)
-        label_n[here] = (half_C - row_nK[here] @ centre_CK.T).argmin(axis=1)
+        label_n[here] = (half_C - product(row_nK[here], centre_CK.T)).argmin(axis=1)
         square_n[here] = np.square(row_nK[here] - centre_CK[label_n[here]]).sum(axis=1)
     return label_n, square_n

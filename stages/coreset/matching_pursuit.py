@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from stages.meter.products import note, product
+
 TINY = 1e-12
 """The share of a row's squared length outside the span of the weighted ones, or along the residual, that is none."""
 
@@ -42,7 +44,7 @@ def pursuit(feature_nK: np.ndarray, wanted_K: np.ndarray, *, ridge: float = 0.0)
     solution = _Solution(wanted_K, ridge)
     residual_K = wanted_K
     while free_n.any():
-        along_n = np.where(free_n, feature_nK @ residual_K, -np.inf)
+        along_n = np.where(free_n, product(feature_nK, residual_K), -np.inf)
         row = int(along_n.argmax())
         if along_n[row] <= TINY * length_n[row] * size:
             return
@@ -85,7 +87,7 @@ class _Solution:
     def residual(self) -> np.ndarray:
         """Return b − Aᵀw."""
         weighted = self._weighted
-        return self._wanted_K - self.weight_S[weighted] @ self._row_SK[weighted]
+        return self._wanted_K - product(self.weight_S[weighted], self._row_SK[weighted])
 
     def take(self, row_K: np.ndarray) -> None:
         """Add a row and solve."""
@@ -93,9 +95,9 @@ class _Solution:
         if at == len(self._row_SK):
             self._grow()
         self._row_SK[at] = row_K
-        self._gram_SS[at, : at + 1] = self._row_SK[: at + 1] @ row_K
+        self._gram_SS[at, : at + 1] = product(self._row_SK[: at + 1], row_K)
         self._gram_SS[:at, at] = self._gram_SS[at, :at]
-        self._along_S[at] = row_K @ self._wanted_K
+        self._along_S[at] = product(row_K, self._wanted_K)
         self.weight_S = np.append(self.weight_S, 0.0)
         refused = np.zeros(at + 1, dtype=bool)
         entering = at
@@ -110,7 +112,7 @@ class _Solution:
     def _next(self, refused: np.ndarray) -> int:
         """Return the place of the row without weight whose weight would lower the error most, −1 where none would."""
         count, weighted = len(self.weight_S), self._weighted
-        pull_S = self._along_S[:count] - self._gram_SS[:count, weighted] @ self.weight_S[weighted]
+        pull_S = self._along_S[:count] - product(self._gram_SS[:count, weighted], self.weight_S[weighted])
         pull_S[weighted] = -np.inf
         pull_S[refused] = -np.inf
         best = int(pull_S.argmax())
@@ -121,7 +123,7 @@ class _Solution:
         """Append the row to the factor; return whether it adds to the span of those that are in."""
         count, own = len(self._weighted), self._gram_SS[place, place] + self._ridge
         new = _solved(self._factor[:count, :count], self._gram_SS[self._weighted, place])
-        left = own - new @ new
+        left = own - product(new, new)
         if left <= TINY * own:
             return False
         self._factor[count, :count], self._factor[count, count] = new, np.sqrt(left)
@@ -172,4 +174,5 @@ class _Solution:
 def _solved(factor: np.ndarray, right: np.ndarray, *, transposed: bool = False) -> np.ndarray:
     if not len(right):
         return np.zeros(0)
+    note(len(right) ** 2)
     return np.asarray(solve_triangular(factor, right, lower=True, trans=int(transposed), check_finite=False))

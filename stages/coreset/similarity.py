@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.sparse import csr_matrix, diags
 
+from stages.meter.products import note, product
+
 DENSE_BYTES = 512 * 2**20
 """Memory that a dense matrix may take; above it (11,585 rows) similarities are sparse."""
 BLOCK_ROWS = 1024
@@ -28,7 +30,7 @@ def unit_rows(feature_nK: np.ndarray) -> np.ndarray:
 
 def dense_cosine(unit_nK: np.ndarray) -> np.ndarray:
     """Return max(0, cosine) of every pair, (n, n) float32."""
-    similarity_nn: np.ndarray = unit_nK @ unit_nK.T
+    similarity_nn: np.ndarray = product(unit_nK, unit_nK.T)
     np.maximum(similarity_nn, 0.0, out=similarity_nn)
     present_n = (unit_nK != 0).any(axis=1)
     np.fill_diagonal(similarity_nn, present_n.astype(np.float32))
@@ -53,6 +55,7 @@ def nearest_cosine(unit_nK: np.ndarray, neighbours: int) -> csr_matrix:
         value_bm, near_bm = index.search(unit_nK[start : start + BLOCK_ROWS], wanted)
         value_nm[start : start + BLOCK_ROWS], near_nm[start : start + BLOCK_ROWS] = value_bm, near_bm
     np.clip(value_nm, 0.0, 1.0, out=value_nm)
+    note(2 * count * count * unit_nK.shape[1])
     starts = np.arange(0, count * wanted + 1, wanted)
     found = csr_matrix((value_nm.ravel(), near_nm.ravel(), starts), shape=(count, count))
     itself = diags((unit_nK != 0).any(axis=1).astype(np.float32))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from stages.meter.products import product
+
 TINY = 1e-10
 """The share of a row's squared length outside the span of what was taken that counts as none."""
 
@@ -24,7 +26,7 @@ def k_center(feature_nK: np.ndarray, count: int, first: int) -> tuple[np.ndarray
     for step in range(count):
         row = first if step == 0 else int(nearest_n.argmax())
         rows[step], far[step] = row, np.sqrt(max(nearest_n[row], 0.0))
-        product_n = (feature_nK @ feature_nK[row]).astype(np.float64)
+        product_n = product(feature_nK, feature_nK[row]).astype(np.float64)
         np.minimum(nearest_n, np.maximum(square_n + square_n[row] - 2 * product_n, 0.0), out=nearest_n)
         nearest_n[row] = -1.0  # taken
     return rows, far
@@ -49,7 +51,7 @@ def dpp_map(feature_nK: np.ndarray, quality_n: np.ndarray, count: int) -> tuple[
             break
         rows.append(row)
         gains.append(float(np.log(left_n[row])))
-        column_n = scaled_nK @ scaled_nK[row] - factor_nk[:, :step] @ factor_nk[row, :step]
+        column_n = product(scaled_nK, scaled_nK[row]) - product(factor_nk[:, :step], factor_nk[row, :step])
         factor_nk[:, step] = column_n / np.sqrt(left_n[row])
         left_n -= factor_nk[:, step] ** 2
         left_n[row] = -np.inf

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from stages.gradients.taps import owners
+from stages.meter.linear_algebra import svd_flops
 
 DENSE_SIDE = 1024
 """Of a matrix with a longer short side only the leading terms are computed, by random projection."""
@@ -80,15 +81,15 @@ class Spectrum:
 
     @staticmethod
     def flops(outputs: int, inputs: int, most: int) -> int:
-        """Return the operations of `of`: Golub & Van Loan 2013, figure 8.6.1 (R-SVD, with both sides), or the products
-        with the matrix, the orthogonal bases of what they give and the small decomposition."""
+        """Return the operations of `of`: of the whole decomposition, or of the products with the matrix, the orthogonal
+        bases of what they give and the small decomposition."""
         long, short = max(outputs, inputs), min(outputs, inputs)
         if short <= DENSE_SIDE:
-            return 6 * long * short**2 + 20 * short**3
+            return svd_flops(long, short)
         width = min(short, most + SPARE)
         products = 2 * (2 * POWER_STEPS + 2) * outputs * inputs * width
         bases = 4 * (POWER_STEPS + 1) * (outputs + inputs) * width**2
-        return products + bases + 6 * long * width**2 + 20 * width**3
+        return products + bases + svd_flops(long, width)
 
     def rank(self, share: float) -> int | None:
         """Return the least number of terms beyond which at most `share` of the norm lies; None where all have more."""

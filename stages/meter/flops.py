@@ -1,8 +1,9 @@
 """Floating-point operations, counted from the operators that ran.
 
-`FlopCounter` is torch's FlopCounterMode with the formulas that it lacks; a matmul-like operator without a formula is an
-error, never zero. `FlopModel` traces a model at a few small shapes and fits the exact polynomial, so that any later
-batch is priced without being counted. Element-wise work is not counted (a multiply-add is two operations).
+`FlopCounter` is torch's FlopCounterMode with the formulas that it lacks (`formulas.py`); a matmul-like operator without
+a formula is an error, never zero. `FlopModel` traces a model at a few small shapes and fits the exact polynomial, so
+that any later batch is priced without being counted. Element-wise work is not counted (a multiply-add is two
+operations).
 """
 
 from __future__ import annotations
@@ -10,51 +11,22 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from data_contracts.errors import ModelError
+from stages.meter.formulas import COMPOSED, FORMULAS, MATMUL_LIKE
 
-MATMUL_LIKE = re.compile(
-    r"(^|_)(mm|bmm|matmul|addmm|baddbmm|addmv|mv|addbmm|vdot|einsum)(_|$)|conv|attention|lstm|gru_"
-)
 _LENGTHS = (8, 16, 24)
 _CHECK = (2, 40, 5)  # rows, tokens, kept positions
-
-
-def _sdpa(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))
-
-
-def _sdpa_backward(
-    grad: Sequence[int], query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
-) -> int:
-    return int(sdpa_backward_flop_count(grad, query, key, value))
-
-
-def _int_mm(one: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
-    return 2 * one[0] * one[1] * other[1]
-
-
-def _addmm(into: Sequence[int], one: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
-    return _int_mm(one, other)
-
-
-FORMULAS: dict[Any, Any] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _sdpa,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _sdpa_backward,
-    torch.ops.aten._int_mm: _int_mm,
-    torch.ops.aten.addmm_: _addmm,
-}
-"""Operators that torch 2.13 runs but does not count: packets to formulas over shapes."""
 
 
 class _Whole:
@@ -69,6 +41,20 @@ class _Whole:
         return None
 
 
+class _Calls(TorchFunctionMode):
+    """Counts the products that reach the dispatcher as element-wise operators."""
+
+    def __init__(self, counter: FlopCounter) -> None:
+        super().__init__()
+        self.counter = counter
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in COMPOSED:
+            self.counter._count_flops(COMPOSED[func], out, args, kwargs or {})
+        return out
+
+
 class FlopCounter(FlopCounterMode):
     """Count every matmul-like operator inside the context; `total` is the sum.
 
@@ -78,6 +64,16 @@ class FlopCounter(FlopCounterMode):
     def __init__(self) -> None:
         super().__init__(display=False, custom_mapping=FORMULAS)
         self.mod_tracker: Any = _Whole()
+        self._calls = _Calls(self)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._calls.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> Any:
+        self._calls.__exit__(*raised)
+        return super().__exit__(*raised)
 
     @property
     def total(self) -> int:
@@ -91,7 +87,7 @@ class FlopCounter(FlopCounterMode):
                 raise ModelError(
                     "every matmul-like operator that runs has a FLOP formula",
                     f"{func_packet} has none",
-                    "add its formula to stages/meter/flops.py",
+                    "add its formula to stages/meter/formulas.py",
                 )
         return super()._count_flops(func_packet, out, args, kwargs)
 

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
-from stages.meter.flops import FORMULAS
+from stages.meter.formulas import FORMULAS
 from stages.model.shards import own
 from stages.technique.states import scratch_bytes
 

@@ -14,6 +14,7 @@ from data_contracts.config import SelectConfig
 from data_contracts.cost import Cost
 from data_contracts.errors import ConfigError
 from data_contracts.records import Likeness, Summary, Table
+from stages.meter.products import tallied
 from stages.select.choose import Chosen, choose
 from stages.select.features import features_for
 from stages.select.figures import show
@@ -31,6 +32,13 @@ from stages.text.likeness import MOST_ROWS, likeness
 def select_rows(config: SelectConfig, inputs: Inputs, work: Work, *, passes: float = 1.0) -> Summary:
     """Choose from the pool's tokens and write `selection`, best first; training makes `passes` over it."""
     began = time.perf_counter()
+    with tallied() as tally:
+        summary = _selected(config, inputs, work, passes)
+    work.charge("select", Cost(flops=tally.flops, seconds=time.perf_counter() - began))
+    return summary
+
+
+def _selected(config: SelectConfig, inputs: Inputs, work: Work, passes: float) -> Summary:
     tokens = inputs.one("pool_tokens").table()
     given = inputs.maybe("scores")
     scores = None if given is None else given.table()
@@ -75,7 +83,6 @@ def select_rows(config: SelectConfig, inputs: Inputs, work: Work, *, passes: flo
     dropped_D = np.zeros(0, dtype=np.int64) if sifted is None else sifted.dropped_D
     viewed = Viewed(pool, chosen.rows, gain_S, dropped_D, group_names(pool))
     tables = (*tables, *show(viewed, summary, inputs, work))
-    work.charge("select", Cost(seconds=time.perf_counter() - began))
     return summary.model_copy(update={"tables": tables})
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from stages.meter.linear_algebra import qr_flops
 from stages.technique.zeroth import ZerothOrder, drawn
 
 if TYPE_CHECKING:
@@ -158,9 +159,12 @@ class Subspace(LowRank):
         return orthonormal(super().kept_factor(name, weight, interval))
 
     def thin_flops(self, weight: Tensor) -> int:
-        """Return the operations of U Z Vᵀ; those of two thin QR factors are not counted."""
+        """Return the operations of U Z Vᵀ and of the two thin QR factors."""
+        if weight.ndim != 2:
+            return 0
         rank = min(self.rank, *weight.shape)
-        return super().thin_flops(weight) + (2 * weight.shape[0] * rank**2 if weight.ndim == 2 else 0)
+        factors = sum(qr_flops(size, rank) for size in weight.shape)
+        return super().thin_flops(weight) + 2 * weight.shape[0] * rank**2 + factors
 
 
 def orthonormal(columns: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from stages.meter.flops import FlopModel
+from stages.meter.linear_algebra import svd_flops
 from stages.model.batch import TokenBatch
 from stages.model.loss import plain
 from stages.technique.optimizer import How, Optimizer, set_rate
@@ -184,7 +185,13 @@ class Projected(Optimizer):
         return {name: list(self.adam.state[item].values()) for name, item in self.adam.named.items()}
 
     def price(self, window: int) -> FlopModel:
-        """Return the passes and the projections; singular vectors are not counted."""
-        back = 2 if self.adam.kind == "galore" else 1
-        one = sum(2 * back * item.numel() * self.adam.rank for item in self._projected.values())
+        """Return the passes, the projections and, where a basis is made anew, its singular vectors."""
+        galore = self.adam.kind == "galore"
+        one = sum(2 * (1 + galore) * item.numel() * self.adam.rank for item in self._projected.values())
+        if galore and window % self.adam.gap == 0:
+            one += sum(svd_flops(*item.shape) for item in self._projected.values())
         return replace(super().price(window), update=Fraction(one))
+
+    def cycle(self) -> Sequence[int]:
+        """Return the windows of one basis."""
+        return range(self.adam.gap) if self.adam.kind == "galore" else (0,)

@@ -25,7 +25,6 @@ from flows.arms import (
     probed_share,
     sections,
     share_of,
-    trying,
 )
 from flows.calling import call_directly
 from flows.pipeline import trained
@@ -222,7 +221,7 @@ def like(chosen, pool, low, high):
 
 
 def test_a_sure_arm_is_used_untried_with_as_many_rows_as_there_are_of_the_kind():
-    plan, auto = plan_of(1000), AutoConfig(arms=("random", "bm25"), probe_share=0.05)
+    plan, auto = plan_of(1000), AutoConfig(arms=("random", "bm25"), probe_share=0.05, most_probes=0.2)
     told = {"bm25": like(0.9, 0.15, 0.6, 0.8)}
     for limit, visits in ((100.0, 0.1), (500.0, 0.15), (800.0, 0.8)):  # once; all of the kind; beside them others
         held = contest(auto.arms, plan, limit, auto, 1e9, told)  # a budget without room for a race
@@ -246,14 +245,14 @@ def test_a_choice_with_more_visits_than_its_kind_is_given_is_a_core_and_others_o
 
 
 def test_an_arm_that_surely_moves_little_is_left_out_and_chance_needs_no_race():
-    auto = AutoConfig(arms=("random", "bm25"), probe_share=0.05)
+    auto = AutoConfig(arms=("random", "bm25"), probe_share=0.05, most_probes=0.2)
     held = contest(auto.arms, plan_of(1000), 500.0, auto, 1.0, {"bm25": like(0.05, 0.01, 0.0, 0.1)})
     assert [arm.name for arm in held.arms] == ["random"]
     assert held.left_out == {"bm25": "too few of the rows it takes are of the target's kind"}
 
 
 def test_where_words_are_not_sure_or_tell_nothing_a_race_decides():
-    auto = AutoConfig(arms=("random", "bm25"), probe_share=0.05)
+    auto = AutoConfig(arms=("random", "bm25"), probe_share=0.05, most_probes=0.2)
     for told in ({"bm25": like(0.4, 0.1, 0.1, 0.5)}, {}):
         held = contest(auto.arms, plan_of(1000), 500.0, auto, 1.0, told)
         assert ([arm.name for arm in held.arms], held.probe_flops) == (["random", "bm25"], 25.0)
@@ -261,13 +260,13 @@ def test_where_words_are_not_sure_or_tell_nothing_a_race_decides():
 
 @pytest.mark.parametrize(("moved", "used"), [(0.3, "bm25"), (0.19, "random")])
 def test_where_words_are_not_sure_and_nothing_can_be_tried_what_is_likelier_is_used(moved, used):
-    auto = AutoConfig(arms=("random", "bm25"), probe_share=0.05)
+    auto = AutoConfig(arms=("random", "bm25"), probe_share=0.05, most_probes=0.2)
     held = contest(auto.arms, plan_of(1000), 500.0, auto, 1e9, {"bm25": like(0.1 + moved, 0.1, 0.1, 0.5)})
     assert ([arm.name for arm in held.arms], held.probe_flops) == ([used], 0.0)
 
 
 def test_a_dear_arm_that_can_be_tried_is_raced_against_a_sure_one():
-    auto = AutoConfig(arms=("random", "bm25", "cascade"), probe_share=0.01)
+    auto = AutoConfig(arms=("random", "bm25", "cascade"), probe_share=0.01, most_probes=0.2)
     told = {"bm25": like(0.9, 0.1, 0.6, 0.9)}
     held = contest(auto.arms, plan_of(1000), 3000.0, auto, 1.0, told)
     assert [arm.name for arm in held.arms] == ["random", "bm25", "cascade"]
@@ -277,9 +276,8 @@ def test_a_dear_arm_that_can_be_tried_is_raced_against_a_sure_one():
 
 
 def test_an_arm_is_dear_to_try_too_and_where_all_would_take_too_much_nothing_is_tried():
-    auto, plan = AutoConfig(arms=("random", "bm25", "cascade"), probe_share=0.01), plan_of(1000)
+    auto, plan = AutoConfig(arms=("random", "bm25", "cascade"), probe_share=0.01, most_probes=0.2), plan_of(1000)
     three = 3 * 30 + 0.2 * 0.4 * 1000  # probes, and a sample's scores
-    assert trying(auto.arms, 30.0, plan, auto) == three
     for limit, tried in ((5 * three + 1, 3), (5 * three - 1, 2), (5 * 2 * 30 - 1, 1)):
         held = contest(auto.arms, plan, limit, auto, 30.0, {})
         assert len(held.arms) == tried
@@ -315,11 +313,17 @@ def test_the_shortest_probe_is_its_steps_and_the_evaluations_that_read_them():
 
 
 def test_a_probe_is_as_long_as_it_must_be_where_all_together_stay_affordable():
-    auto = AutoConfig(arms=("random", "bm25"), probe_share=0.03, most_probes=0.2)
-    assert probe_flops(2, 1000.0, auto, 20.0) == 30.0  # its share tells enough
-    assert probe_flops(2, 1000.0, auto, 100.0) == 100.0
-    assert probe_flops(2, 1000.0, auto, 101.0) == 0.0
-    assert probe_flops(3, 1000.0, auto, 100.0) == 0.0
+    auto, plan = AutoConfig(arms=("random", "bm25"), probe_share=0.03, most_probes=0.2), plan_of(1000)
+    two, three = auto.arms, (*auto.arms, ArmConfig(name="other"))
+    assert probe_flops(two, plan, 1000.0, auto, 20.0) == 30.0  # its share tells enough
+    assert probe_flops(two, plan, 1000.0, auto, 100.0) == 100.0
+    assert probe_flops(two, plan, 1000.0, auto, 101.0) == 0.0
+    assert probe_flops(three, plan, 1000.0, auto, 100.0) == 0.0
+    small = auto.model_copy(update={"most_probes": 0.03})
+    assert probe_flops(two, plan, 1000.0, small, 10.0) == 15.0, "shorter than its share: all together take 3 %"
+    assert probe_flops(three, plan, 1000.0, small, 10.0) == pytest.approx(10.0)
+    assert probe_flops(three, plan, 1000.0, small, 10.1) == 0.0
+    assert probe_flops(two, plan, 10_000.0, auto, 20.0) == 0.0, "the budget visits all of the pool"
 
 
 def test_an_arm_is_left_out_for_its_price_or_for_a_sample_that_its_probe_would_visit_too_often():

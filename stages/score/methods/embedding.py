@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from stages.meter.products import product_flops
 from stages.score.pooled import pooled, pooled_target
 from stages.score.scorer import Block, Given, Scorer
 
@@ -35,4 +36,6 @@ class Embedding(Scorer):
     def score(self, block: Block, state: tuple[Any, Any, Any]) -> np.ndarray:
         """Return score_BJ."""
         model, autocast, mean_JH = state
-        return np.asarray((pooled(model, block.tokens, "even", autocast) @ mean_JH.T).cpu())
+        unit_DH = pooled(model, block.tokens, "even", autocast)
+        block.meter.add(product_flops(unit_DH, mean_JH.T))
+        return np.asarray((unit_DH @ mean_JH.T).cpu())

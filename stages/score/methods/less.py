@@ -18,6 +18,7 @@ from pydantic import Field
 
 from data_contracts.errors import ArtifactError
 from stages.gradients.quantised import Quantiser
+from stages.meter.products import product_flops
 from stages.score.features import FeatureScorer
 from stages.score.scorer import Block, Given
 from stages.score.target import checkpoint_weights, target_mean
@@ -64,6 +65,7 @@ class Less(FeatureScorer):
         def features(batch: TokenBatch) -> np.ndarray:
             for _ in opened:
                 given.meter.train(batch)
+            given.meter.add(sum(one.sketch.flops(one.gradients.size) for one in opened) * len(batch.example_ids))
             return _joined(opened, batch, adam=False)[0]
 
         return opened, target_mean(given, features).astype(np.float32)
@@ -78,6 +80,7 @@ class Less(FeatureScorer):
         block.note_losses(loss_sum_B, answer_tokens_B)
         if self.store_bits:
             block.note_features(Quantiser(feature_BK.shape[1], self.store_bits), feature_BK)
+        block.meter.add(product_flops(feature_BK, target_JK.T))
         return feature_BK @ target_JK.T
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from stages.meter.products import product_flops
 from stages.score.pooled import pooled, pooled_target
 from stages.score.scorer import Block, Given, Scorer
 
@@ -37,6 +38,7 @@ class RDSPlus(Scorer):
         """Return score_BJ."""
         model, autocast, groups = state
         unit_DH = pooled(model, block.tokens, "position", autocast)
+        block.meter.add(sum(product_flops(unit_DH, unit_RH.T) for unit_RH in groups))
         columns = [unit_DH @ unit_RH.T for unit_RH in groups]
         return np.stack(
             [np.asarray((c.amax(dim=1) if self.over == "max" else c.mean(dim=1)).cpu()) for c in columns], axis=1

@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from stages.gradients.quantised import Quantiser
+from stages.meter.linear_algebra import solve_flops
 from stages.score.features import FeatureScorer
 from stages.score.scorer import Block, Given, Meter
 from stages.score.target import target_mean
@@ -54,6 +55,7 @@ class Trak(FeatureScorer):
 
         def features(batch: TokenBatch) -> np.ndarray:
             given.meter.train(batch)
+            given.meter.add(sketch.flops(gradients.size) * len(batch.example_ids))
             return margins(gradients, sketch, batch)[0]
 
         return Prepared(gradients, sketch, given.meter, target_mean(given, features))
@@ -75,7 +77,9 @@ class Trak(FeatureScorer):
             rows += len(exact_BK)
         scale = float(np.trace(kernel_KK)) / self.dimensions
         kernel_KK[np.diag_indices(self.dimensions)] += self.regularisation * (scale or 1.0)
-        state.meter.add(2 * rows * self.dimensions**2 + 2 * self.dimensions**3 // 3)
+        groups = len(state.target_JK)
+        products = 2 * rows * self.dimensions * (self.dimensions + groups)  # ΦᵀΦ, and the scores of `rescore`
+        state.meter.add(products + solve_flops(self.dimensions, groups))
         return np.linalg.solve(kernel_KK, state.target_JK.T)
 
     def rescore(self, feature_BK: np.ndarray, first_BJ: np.ndarray, gathered: np.ndarray) -> np.ndarray:

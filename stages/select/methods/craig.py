@@ -11,6 +11,7 @@ import numpy as np
 from stages.coreset.greedy import lazy_greedy
 from stages.coreset.medoids import mean_one
 from stages.coreset.objectives import DenseFacilityLocation
+from stages.meter.products import product
 from stages.select.coreset import FeatureSelector, wanted
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice
@@ -20,7 +21,7 @@ def nearness(feature_BK: np.ndarray) -> np.ndarray:
     """Return d_max − distance of every pair, (B, B) float32."""
     feature_BK = feature_BK - feature_BK.mean(axis=0, dtype=np.float64)  # distances stay, and do not cancel
     square_B = np.einsum("bk,bk->b", feature_BK, feature_BK, dtype=np.float64)
-    near_BB = (feature_BK @ feature_BK.T).astype(np.float32)
+    near_BB = product(feature_BK, feature_BK.T).astype(np.float32)
     near_BB *= -2.0
     near_BB += square_B[:, None].astype(np.float32)
     near_BB += square_B[None, :].astype(np.float32)

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from stages.coreset.clusters import k_means
 from stages.coreset.similarity import unit_rows
+from stages.meter.products import product
 from stages.select.coreset import FeatureSelector
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice
@@ -62,7 +63,7 @@ def nearest_before(unit_BK: np.ndarray, label_B: np.ndarray, square_B: np.ndarra
         member_mK = unit_BK[members]
         for start in range(0, len(members), BLOCK_ROWS):
             stop = min(start + BLOCK_ROWS, len(members))
-            cosine_bm = member_mK[start:stop] @ member_mK[:stop].T
+            cosine_bm = product(member_mK[start:stop], member_mK[:stop].T)
             later = np.arange(stop)[None, :] >= np.arange(start, stop)[:, None]
             cosine_bm[later] = -1.0
             alike_B[members[start:stop]] = cosine_bm.max(axis=1)

@@ -10,6 +10,7 @@ import numpy as np
 
 from stages.coreset.similarity import unit_rows
 from stages.coreset.spread import k_center
+from stages.meter.products import product
 from stages.select.coreset import FeatureSelector, wanted
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice
@@ -22,7 +23,7 @@ class KCenter(FeatureSelector):
         """Return the rows in that order; `gain` is the distance to those before (of the first: that of the second)."""
         rows = self.rows(pool)
         unit_BK = unit_rows(self.matrix(pool, rows))
-        first = int((unit_BK @ unit_BK.mean(axis=0)).argmax())
+        first = int(product(unit_BK, unit_BK.mean(axis=0)).argmax())
         order, far = k_center(unit_BK, wanted(quota, pool, rows), first)
         far[0] = far[1] if len(far) > 1 else 0.0
         chosen = quota.fill(rows[order], pool.lengths_N)

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from stages.coreset.similarity import unit_rows
+from stages.meter.products import product
 from stages.select.coreset import FeatureSelector
 from stages.select.quota import Quota
 from stages.select.selector import Candidates, Choice
@@ -46,8 +47,8 @@ def first_of_their_kind(unit_BK: np.ndarray, most: float) -> np.ndarray:
         known_kK = unit_BK[:start][kept_B[:start]]
         new_b = np.ones(len(block_bK), dtype=bool)
         for at in range(0, len(known_kK), KEPT_ROWS):
-            new_b &= (block_bK @ known_kK[at : at + KEPT_ROWS].T).max(axis=1) <= most
-        alike_bb = block_bK @ block_bK.T > most
+            new_b &= product(block_bK, known_kK[at : at + KEPT_ROWS].T).max(axis=1) <= most
+        alike_bb = product(block_bK, block_bK.T) > most
         for at in np.flatnonzero(new_b).tolist():
             kept_B[start + at] = not (alike_bb[at, :at] & kept_B[start : start + at]).any()
     return kept_B

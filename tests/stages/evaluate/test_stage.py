@@ -60,8 +60,6 @@ def test_base_and_candidate_losses_equal_the_models_own(bundle, tmp_path):
         assert row["score"] == pytest.approx(-row["loss_sum"] / row["answer_tokens"])
     charged = work.ledger().by_cause()["eval"]
     assert charged.tokens == 2 * sum(row["n_tokens"] for row in tokens.values())
-    parameters = sum(p.numel() for p in base.parameters())
-    assert parameters * charged.tokens < charged.flops < 4 * parameters * charged.tokens  # about 2·N a token
     assert "perplexity: loss of candidate" in summary.facts
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from data_contracts.errors import ModelError
 from stages.meter.flops import FlopCounter, FlopModel
+from stages.meter.formulas import MATMUL_LIKE
 from stages.model.batch import collate
 from stages.model.loss import document_losses
 from tests.stages.model.conftest import rows_of
@@ -89,6 +93,89 @@ def test_the_int8_product_is_counted_and_an_unknown_product_is_an_error() -> Non
     assert counter.total == 2 * 32 * 64 * 48
     with pytest.raises(ModelError, match="mv"), FlopCounter():
         torch.mv(torch.ones(3, 8), torch.ones(8))
+
+
+def square(size: int) -> Tensor:
+    return torch.eye(size, dtype=torch.float64) * 3 + 0.1
+
+
+def row(*shape: int) -> Tensor:
+    return torch.arange(1.0, 1 + math.prod(shape), dtype=torch.float64).reshape(shape)
+
+
+OPERATORS: dict[str, tuple[Callable[[], Any], int]] = {
+    "dot": (lambda: torch.dot(row(7), row(7)), 2 * 7),
+    "vdot": (lambda: torch.vdot(row(7), row(7)), 2 * 7),
+    "inner": (lambda: torch.inner(row(7), row(7)), 2 * 7),
+    "vecdot": (lambda: torch.linalg.vecdot(row(5, 7), row(7)), 2 * 5 * 7),
+    "ger": (lambda: torch.ger(row(5), row(7)), 2 * 5 * 7),
+    "outer": (lambda: row(5).outer(row(7)), 2 * 5 * 7),
+    "addr": (lambda: torch.addr(row(5, 7), row(5), row(7)), 2 * 5 * 7),
+    "addr_": (lambda: row(5, 7).addr_(row(5), row(7)), 2 * 5 * 7),
+    "cdist of few": (lambda: torch.cdist(row(2, 4, 3), row(2, 5, 3)), 2 * 2 * 4 * 5 * 3),
+    "cdist by a product": (lambda: torch.cdist(row(40, 3), row(50, 3)), 2 * 40 * 50 * 3),
+    "cdist of corners": (lambda: torch.cdist(row(4, 3), row(5, 3), p=1.0), 2 * 4 * 5 * 3),
+    "svd thin": (lambda: torch.linalg.svd(row(6, 4), full_matrices=False), 6 * 6 * 16 + 20 * 64),
+    "svd of a wide one": (lambda: torch.linalg.svd(row(4, 6), full_matrices=False), 6 * 6 * 16 + 20 * 64),
+    "svd whole": (lambda: torch.linalg.svd(row(6, 4)), 4 * 36 * 4 + 22 * 64),
+    "qr": (lambda: torch.linalg.qr(row(3, 6, 3)), 3 * 2 * (2 * 6 * 9 - 18)),  # 2 m n² − 2 n³/3, for R and for Q
+    "qr, R alone": (lambda: torch.linalg.qr(row(6, 3), mode="r"), 2 * 6 * 9 - 18),
+    "qr complete": (lambda: torch.linalg.qr(row(6, 3), mode="complete"), 90 + 4 * 36 * 3 - 2 * 12 * 9 + 36),
+    "solve": (lambda: torch.linalg.solve(square(6), row(6, 5)), 2 * 216 // 3 + 2 * 36 * 5),
+    "solve one": (lambda: torch.linalg.solve(square(6), row(6)), 2 * 216 // 3 + 2 * 36),
+    "lu": (lambda: torch.linalg.lu_factor(square(6)[:, :3]), 6 * 9 - 9),  # m n² − n³/3
+    "cholesky": (lambda: torch.linalg.cholesky(square(6)), 216 // 3),
+    "cholesky_solve": (lambda: torch.cholesky_solve(row(6, 5), square(6)), 2 * 36 * 5),
+    "solve_triangular": (lambda: torch.linalg.solve_triangular(square(6), row(6, 5), upper=True), 36 * 5),
+    "inv": (lambda: torch.linalg.inv(square(6)), 2 * 216),
+    "eigh": (lambda: torch.linalg.eigh(square(6)), 9 * 216),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_what_is_made_of_products_is_counted_as_by_hand(name: str) -> None:
+    run, operations = OPERATORS[name]
+    with FlopCounter() as counter:
+        run()
+    assert counter.total == operations
+
+
+def test_the_way_back_through_a_factorisation_or_a_distance_is_counted_or_refused() -> None:
+    one, other = row(4, 3).requires_grad_(), row(5, 3) * 2
+    with FlopCounter() as counter:
+        torch.cdist(one, other).sum().backward()
+    assert counter.total == 2 * (2 * 4 * 5 * 3)
+    matrix = square(6).requires_grad_()
+    with pytest.raises(ModelError, match="lu_solve"), FlopCounter():
+        torch.linalg.solve(matrix, row(6, 5)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: torch.linalg.det(square(4)),
+        lambda: torch.linalg.pinv(square(4)),
+        lambda: torch.linalg.eig(square(4)),
+        lambda: torch.linalg.lstsq(row(4, 3), row(4, 1)),
+        lambda: torch.linalg.matrix_exp(square(4)),
+        lambda: torch.geqrf(row(4, 3)),
+        lambda: torch.pdist(row(4, 3)),
+        lambda: torch.nn.functional.bilinear(row(4, 3), row(4, 3), row(2, 3, 3)),
+        lambda: torch.sparse.mm(row(4, 4).to_sparse(), row(4, 4)),
+    ],
+)
+def test_what_looks_like_a_product_and_has_no_formula_is_an_error(run: Callable[[], Any]) -> None:
+    with pytest.raises(ModelError, match="has none"), FlopCounter():
+        run()
+
+
+def test_names_of_kernels_that_multiply_are_told_from_those_that_do_not() -> None:
+    for name in ("gemv_4bit", "mkldnn_linear", "_linear_pointwise", "_weight_int4pack_mm", "_scaled_mm", "smm", "vdot",
+                 "_flash_attn_forward", "mkldnn_rnn_layer", "triangular_solve", "linalg_lu_solve", "_sparse_addmm"):  # fmt: skip
+        assert MATMUL_LIKE.search(name), name
+    for name in ("add", "mul", "embedding", "upsample_linear1d", "upsample_bilinear2d", "linalg_vector_norm", "linspace",
+                 "_linalg_check_errors", "linalg_cross", "lu_unpack", "native_layer_norm", "cumsum", "addcmul"):  # fmt: skip
+        assert not MATMUL_LIKE.search(name), name
 
 
 def test_attention_costs_the_same_by_the_kernels_of_a_gpu_and_of_a_cpu() -> None:

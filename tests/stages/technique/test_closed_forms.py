@@ -51,7 +51,18 @@ def adapters(rank: int, inputs_of: Callable[[int], int] = lambda inputs: inputs)
 def thin(rank: int, times: int, *, squares: bool = False) -> int:
     """Making a direction U Vᵀ (U Z Vᵀ) of every matrix, `times` with the embedding's counted where it is used."""
     matrices = [(o, i) for i, o in SHAPES] * L + [(V, H)] * times
-    return sum(2 * m * n * rank + (2 * m * rank * rank if squares else 0) for m, n in matrices)
+    more = sum(2 * m * rank * rank + orthonormal(m, rank) + orthonormal(n, rank) for m, n in matrices) if squares else 0
+    return sum(2 * m * n * rank for m, n in matrices) + more
+
+
+def orthonormal(size: int, rank: int) -> int:
+    """Householder QR, 2 m r² − 2 r³/3, and as much again for Q's columns; both rounded down."""
+    return 2 * ((6 * size * rank**2 - 2 * rank**3) // 3)
+
+
+def vectors() -> int:
+    """Singular values and both sides' vectors of every matrix, 6 m n² + 20 n³ (R-SVD; n is the smaller)."""
+    return L * sum(6 * max(shape) * min(shape) ** 2 + 20 * min(shape) ** 3 for shape in SHAPES)
 
 
 def zeroth(rank: int, *, squares: bool = False, batches: int = 2) -> int:
@@ -78,7 +89,9 @@ CASES: list[tuple[Mapping[str, Any], int, int]] = [  # settings, window, operati
     ({"method": "hift"}, 2, block(1)),
     ({"method": "hift"}, L, block(L - 1)),  # and the last norm, which has no product
     ({"method": "lisa", "layers": 2, "block_steps": 2}, 0, FORWARD + 2 * HEAD + L * THROUGH + 2 * LAYER),
-    ({"method": "galore", "rank": 4}, 0, FULL + 2 * 2 * 4 * L * W),  # into the space and back
+    ({"method": "galore", "rank": 4}, 0, FULL + 2 * 2 * 4 * L * W + vectors()),  # into the space and back
+    ({"method": "galore", "rank": 4}, 1, FULL + 2 * 2 * 4 * L * W),
+    ({"method": "galore", "rank": 4, "gap": 3}, 3, FULL + 2 * 2 * 4 * L * W + vectors()),
     ({"method": "apollo", "rank": 4}, 0, FULL + 2 * 4 * L * W),
     ({"method": "mezo"}, 0, 2 * FORWARD),
     ({"method": "lozo", "rank": 2}, 0, zeroth(2)),

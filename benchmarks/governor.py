@@ -8,7 +8,8 @@ Figures, each a mean (and the worst):
              less than patience: mean of the paired differences and their 95 % interval
 
 Planted curves (`planted.py`) have an exact hindsight. The policies' constants were chosen by `priced` on planted curves
-of other seeds (`--develop` prints them again) and are frozen in `FROZEN`; FLOPs among them are shares of a budget. The
+of other seeds (`--develop` prints them again) and are the policies' defaults but for `FROZEN`, whose FLOPs are shares of
+a budget. Two rows more end `marginal_gain` by a share κ of the mean gain, and at the price that they are judged by. The
 rungs and medians of `asha` and `median_stop` come from 16 further curves of the same shape and noise, run to the end.
 
 `--real` judges the same frozen constants on the runs of `real_curves.csv`, which no choice was made on (`recorded.py`),
@@ -32,7 +33,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.planted import NOISES, SHAPES, STEPS, UNIT, Outcome, Planted, govern, run
+from benchmarks.planted import NOISES, PRICE, SHAPES, STEPS, UNIT, Outcome, Planted, govern, run
 from benchmarks.real_curves import EVALUATIONS
 from benchmarks.recorded import GROUPS, Recorded, others
 from data_contracts.method import resolve
@@ -49,22 +50,36 @@ GRID: dict[str, dict[str, tuple[Any, ...]]] = {
     "asha": {"grace_share": (0.1, 0.2), "reduction": (1.5, 2.0, 4.0)},
     "median_stop": {"grace_share": (0.1, 0.2, 0.4)},
     "marginal_gain": {"window": (5, 8), "min_gain_nats": (0.005, 0.01, 0.02, 0.04), "robust": (False, True)},
+    "marginal_gain, kappa": {
+        "method": ("marginal_gain",), "min_gain_nats": (0.0,), "window": (5, 8), "kappa": (0.05, 0.1, 0.2),
+        "kappa_rise": (0.0, 1.0), "consecutive": (1, 3),
+    },
+    "marginal_gain, price": {
+        "method": ("marginal_gain",), "min_gain_nats": (0.0,), "window": (5, 8), "budget_price": (PRICE,),
+        "consecutive": (1, 3),
+    },
     "gain_left": {"min_gain_nats": (0.005, 0.01, 0.02), "level": (0.2, 0.5, 0.8)},
-}
+}  # fmt: skip
 FROZEN: dict[str, dict[str, Any]] = {
-    "fixed_rounds": {"rounds": 4},
-    "patience": {"patience": 5},
-    "share_past_best": {"share": 0.2, "least": 3},
-    "asha": {"grace_share": 0.2, "reduction": 1.5},
+    "fixed_rounds": {},
+    "patience": {},
+    "share_past_best": {},
+    "asha": {"grace_share": 0.2},
     "median_stop": {"grace_share": 0.4},
-    "marginal_gain": {"window": 5, "min_gain_nats": 0.04, "robust": False},
-    "gain_left": {"min_gain_nats": 0.005, "level": 0.2},
+    "marginal_gain": {},
+    "marginal_gain, kappa": {"method": "marginal_gain", "min_gain_nats": 0.0, "kappa": 0.1, "consecutive": 3},
+    "marginal_gain, price": {"method": "marginal_gain", "min_gain_nats": 0.0, "budget_price": PRICE, "consecutive": 3},
+    "gain_left": {},
 }
+"""Settings beside the product's defaults, which are what was chosen on the development curves."""
 
 
 def policy_of(name: str, settings: dict[str, Any], budget: int, curves: Callable[[], Any]) -> Policy:
-    """Return a policy; `grace_share` becomes FLOPs of `budget`, and `curves` are given to those that compare runs."""
-    given = {key: value for key, value in settings.items() if key != "grace_share"}
+    """Return a policy; `grace_share` becomes FLOPs of `budget`, `budget_price` (nats that all of it is worth) a price,
+    and `curves` are given to those that compare runs."""
+    given = {key: value for key, value in settings.items() if key not in {"grace_share", "budget_price"}}
+    if "budget_price" in settings:
+        given["price"] = settings["budget_price"] / budget
     if "grace_share" in settings:
         given["grace_flops"] = round(settings["grace_share"] * budget)
     if name in {"asha", "median_stop"}:

@@ -22,7 +22,7 @@ class Asha(Policy):
 
     curves: tuple[RecordedCurve, ...] = Field((), description="Earlier runs, the metric along FLOPs.")
     grace_flops: int = Field(ge=1, description="FLOPs of the first rung: nothing is stopped before it.")
-    reduction: float = Field(4.0, gt=1, description="η: ratio between rungs, and 1/η of the runs go on.")
+    reduction: float = Field(1.5, gt=1, description="η: ratio between rungs, and 1/η of the runs go on.")
     least_records: int = Field(1, ge=1, description="Records that a rung needs before it stops a run.")
     once: bool = Field(
         False, description="Judge a rung only at the evaluation that reaches it: where `curves` grow meanwhile."

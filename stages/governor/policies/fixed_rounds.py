@@ -15,7 +15,7 @@ from stages.governor.state import State
 class FixedRounds(Policy):
     """Choose data anew after every segment, `rounds` times, then anneal; inside a segment always go on."""
 
-    rounds: int = Field(3, ge=0, description="Segments after the first, each on newly chosen data.")
+    rounds: int = Field(4, ge=0, description="Segments after the first, each on newly chosen data.")
 
     def decide(self, state: State, remaining: Budget, allowed: frozenset[str]) -> Choice:
         """Return one of `allowed`: going on while fewer than `rounds` segments followed the first."""

@@ -2,13 +2,16 @@
 
 The marginal gain G = −ΔL/ΔFLOPs is fitted to the latest evaluations (`gain.py`). What a step would buy is G times the
 FLOPs it would spend, at its upper confidence bound: a run is not ended on noise. Re-selection is judged by what it
-brought before in this run, against the cost of scoring. Source: the one-step look-ahead rule, optimal
-where G falls (the monotone case of Chow & Robbins 1961); the annealing reserve follows warm-up/stable/decay schedules.
+brought before in this run, against the cost of scoring. Beside the nats of the next step, G itself may have a threshold
+τ: a price in nats a FLOP, or a share κ of the mean gain since the warm-up that rises as the budget shrinks.
+Source: the one-step look-ahead rule, optimal where G falls (the monotone case of Chow & Robbins 1961); the annealing
+reserve follows warm-up/stable/decay schedules.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from pydantic import Field
 
@@ -25,7 +28,20 @@ class MarginalGain(Policy):
     robust: bool = Field(False, description="Fit the median of pairwise slopes, which wild evaluations do not move.")
     confidence: float = Field(0.9, gt=0.5, lt=1, description="Of each one-sided bound.")
     min_gain_nats: float = Field(
-        0.005, ge=0, description="Nats of validation loss that the next segment must be able to bring (upper bound)."
+        0.04, ge=0, description="Nats of validation loss that the next segment must be able to bring (upper bound)."
+    )
+    price: float = Field(0.0, ge=0, description="λ: nats of validation loss that a FLOP must be able to bring.")
+    kappa: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the mean gain a FLOP since the warm-up that a FLOP must be able to bring; 0: none.",
+    )
+    kappa_rise: float = Field(
+        0.0, ge=0, description="k₁: the share is κ·(1 + k₁·(1 − B/B₀)), B what is left of the budget B₀ for training."
+    )
+    consecutive: int = Field(
+        1, ge=1, description="Evaluations of the segment in a row at which going on must not pay before it ends."
     )
     anneal_share: float = Field(
         0.15, gt=0, le=1, description="FLOPs kept for the closing decay, as a share of those trained so far."
@@ -90,7 +106,8 @@ class MarginalGain(Policy):
         """Compare going on, choosing anew and ending by what each is expected to buy."""
         horizon = self._horizon(state)
         upper = math.inf if gain is None else gain.high * horizon
-        pays = upper >= self.min_gain_nats
+        pays = self._paid_lately(state, left)
+        numbers["threshold_nats_per_flop"] = self.threshold(state, left)
         anew, weighed = best_new_data(state, horizon, math.inf, self.freshness, self.min_gain_nats, allowed)
         numbers |= weighed
         if anew is not None:
@@ -103,8 +120,48 @@ class MarginalGain(Policy):
             if gain is None:
                 return same_data(allowed), "too few evaluations to tell the gain"
             return same_data(allowed), f"{horizon:.3g} FLOPs more may bring {upper:.4g} nats"
-        reason = f"the next {horizon:.3g} FLOPs bring at most {upper:.4g} nats, below {self.min_gain_nats:g}"
+        least = max(self.min_gain_nats, self.threshold(state, left) * horizon)
+        reason = f"the next {horizon:.3g} FLOPs bring at most {upper:.4g} nats, below {least:.4g}"
         return (ending(allowed) if "end" in allowed else first(allowed, "anneal")), reason
+
+    def threshold(self, state: State, left: float) -> float:
+        """Return τ, nats a FLOP: the price, or κ times the mean gain since the warm-up where that is more.
+
+        The mean is taken from the end of the warm-up (of the first segment, where it is seen, else from the segment's
+        first evaluation) to the latest evaluation; B₀ is what is left and what was trained.
+        """
+        if not self.kappa:
+            return self.price
+        begun = state.segment(0)[-1 if state.last_segment else 0]
+        now = state.evaluations[-1]
+        if now.flops <= begun.flops:
+            return self.price
+        mean = (float(begun.loss or 0.0) - float(now.loss or 0.0)) / (now.flops - begun.flops)
+        spent = 0.0 if math.isinf(left) else state.flops / (state.flops + left)
+        return max(self.price, self.kappa * (1 + self.kappa_rise * spent) * mean)
+
+    def _paid_lately(self, state: State, left: float) -> bool:
+        """Return whether going on paid at any of the latest `consecutive` evaluations of the segment, or it has fewer.
+
+        What was left then, of the budget and of the segment, is what is left now and what was spent since.
+        """
+        horizon, seen = self._horizon(state), [p for p in state.points if p.segment == state.last_segment and p.finite]
+        if len(seen) < self.consecutive:
+            return True
+        moments = [(state, left, horizon)]
+        for point in seen[-2::-1][: self.consecutive - 1]:
+            since = state.flops - point.flops
+            then = replace(state, points=state.points[: state.points.index(point) + 1])
+            moments.append((then, left + since, self._horizon(then) + (since if state.horizon is not None else 0)))
+        return any(self._pays(*moment) for moment in moments)
+
+    def _pays(self, state: State, left: float, horizon: float) -> bool:
+        """Return whether the upper bound of the gain reaches both thresholds."""
+        gain = marginal_gain(state, self.window, self.confidence, robust=self.robust)
+        if gain is None:
+            return True
+        threshold = self.threshold(state, left)
+        return gain.high * horizon >= self.min_gain_nats and (not threshold or gain.high >= threshold)
 
     def _rises(self, gain: Gain | None, rise: Rise) -> bool:
         return rise.nats > 0 and (rise.p_value < 1 - self.confidence or (gain is not None and gain.high < 0))

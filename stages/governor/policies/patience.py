@@ -17,7 +17,7 @@ from stages.governor.state import State
 class Patience(Policy):
     """End once `patience` evaluations in a row did not improve on the best."""
 
-    patience: int = Field(3, ge=1, description="Evaluations in a row without improvement.")
+    patience: int = Field(5, ge=1, description="Evaluations in a row without improvement.")
     min_delta: float = Field(0.0, ge=0, description="Least improvement that counts, in the metric's unit.")
 
     def decide(self, state: State, remaining: Budget, allowed: frozenset[str]) -> Choice:

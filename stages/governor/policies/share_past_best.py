@@ -16,8 +16,8 @@ from stages.governor.state import State
 class SharePastBest(Policy):
     """End once the FLOPs since the best exceed `share` of those at the best."""
 
-    share: float = Field(0.25, gt=0, description="FLOPs past the best, as a share of the FLOPs at the best.")
-    least: int = Field(2, ge=1, description="Evaluations past the best, below which nothing is stopped.")
+    share: float = Field(0.2, gt=0, description="FLOPs past the best, as a share of the FLOPs at the best.")
+    least: int = Field(3, ge=1, description="Evaluations past the best, below which nothing is stopped.")
 
     def decide(self, state: State, remaining: Budget, allowed: frozenset[str]) -> Choice:
         """Return one of `allowed`: the end where the share is used up, else going on."""

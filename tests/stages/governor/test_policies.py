@@ -241,3 +241,87 @@ def test_on_a_power_law_the_rule_stops_where_the_price_of_a_flop_says(a, b):
             stopped = flops
             break
     assert cheapest - 1 <= stopped <= cheapest + 5
+
+
+def priced_stop(e, a, b, price, step, window):
+    """Evaluations after which `price` ends L = E + a C^−b without noise, and C* in evaluations."""
+    rule = policy(price=price, window=window, min_gain_nats=0, confidence=0.51)  # there is no noise
+    for count in range(window, 400):
+        losses = [e + a * (step * n) ** -b for n in range(1, count + 1)]
+        state = State.from_rows([[
+            {"step": n, "flops": round(step * n), "validation_loss": loss} for n, loss in enumerate(losses, 1)
+        ]], horizon=10**18)  # fmt: skip
+        if rule.decide(state, Budget(flops=10**18), INSIDE).action == "end":
+            return count, (a * b / price) ** (1 / (b + 1)) / step
+    raise AssertionError("it never ended")
+
+
+@pytest.mark.parametrize(("a", "b", "best"), [(40.0, 0.2, 30.5), (200.0, 0.3, 60.2), (3000.0, 0.5, 101.7)])
+def test_a_price_ends_a_noiseless_curve_within_an_evaluation_of_the_closed_form(a, b, best):
+    step = 1e9
+    price = a * b * (best * step) ** -(b + 1)  # so that C* = (ab/λ)^(1/(b+1)) is `best` evaluations
+    ended, told = priced_stop(1.0, a, b, price, step, 3)
+    assert told == pytest.approx(best)
+    # three points tell the slope at the middle one, which is the first evaluation beyond C*
+    assert best < ended - 1 <= best + 1
+    at = np.array([best, ended]) * step
+    priced = a * at**-b + price * at
+    assert 0 <= priced[1] - priced[0] < 0.01 * a * at[0] ** -b
+
+
+def falling(*losses, **state):
+    rows = [{"step": n, "flops": n * FLOPS, "validation_loss": loss} for n, loss in enumerate(losses, 1)]
+    return State.from_rows([rows], **({"horizon": 10 * FLOPS} | state))
+
+
+def test_kappa_is_a_share_of_the_mean_gain_since_the_warm_up_and_rises_as_the_budget_shrinks():
+    state = falling(4.0, 3.0, 2.5, 2.4)  # 1.6 nats over three evaluations' FLOPs
+    mean = 1.6 / (3 * FLOPS)
+    assert policy(kappa=0.1).threshold(state, math.inf) == pytest.approx(0.1 * mean)
+    rising = policy(kappa=0.1, kappa_rise=2.0)
+    assert rising.threshold(state, math.inf) == pytest.approx(0.1 * mean)  # no budget, nothing shrinks
+    assert rising.threshold(state, 12 * FLOPS) == pytest.approx(0.1 * (1 + 2 * 0.25) * mean)  # 4 of 16 are spent
+    assert rising.threshold(state, 0) == pytest.approx(0.3 * mean)
+    dear = 2 * mean
+    assert policy(kappa=0.1, price=dear).threshold(state, math.inf) == dear  # the larger of the two
+    rounds = State.from_rows([segment([4.0, 3.5], phase="warmup"), segment([3.2, 3.1])])
+    assert policy(kappa=1.0).threshold(rounds, math.inf) == pytest.approx(0.4 / (2 * FLOPS))
+    assert policy().threshold(state, 0) == 0
+
+
+@pytest.mark.parametrize(("kappa", "action"), [(0.2, "continue"), (0.3, "end")])
+def test_a_slope_of_a_quarter_of_the_mean_gain_ends_by_kappa_above_a_quarter(kappa, action):
+    state = falling(4.0, *(3.0 - 0.1 * n for n in range(7)))  # 1.6 over seven, then 0.1 each: 0.4375 of the mean
+    assert pytest.approx(0.4375) == 0.1 / (1.6 / 7)
+    settings = {"kappa": kappa * 0.4375 / 0.25, "window": 5, "min_gain_nats": 0}
+    assert policy(**settings).decide(state, AMPLE, INSIDE).action == action
+
+
+def test_it_ends_after_so_many_evaluations_in_a_row_that_do_not_pay():
+    losses = [4.0, 3.0, 2.0, 1.99, 1.98, 1.97, 1.96, 1.95]
+    price = 0.05 / FLOPS
+    ends = {}
+    for consecutive in (1, 2, 3):
+        rule = policy(price=price, window=3, min_gain_nats=0, consecutive=consecutive)
+        choices = [rule.decide(falling(*losses[:n]), AMPLE, INSIDE).action for n in range(2, len(losses) + 1)]
+        ends[consecutive] = 2 + choices.index("end")
+    assert ends == {1: 5, 2: 6, 3: 7}  # 2.0, 1.99, 1.98 is the first window below the price
+    broken = [4.0, 3.0, 2.0, 1.99, 1.98, 1.5, 1.49, 1.48]
+    rule = policy(price=price, window=3, min_gain_nats=0, consecutive=2)
+    choices = [rule.decide(falling(*broken[:n]), AMPLE, INSIDE).action for n in range(2, len(broken) + 1)]
+    assert "end" not in choices  # one evaluation alone does not end it
+
+
+def test_what_a_longer_row_judges_is_what_each_evaluation_judged_then():
+    losses = [4.0, 3.0, 2.5, 2.4, 2.38, 2.37, 2.365, 2.36]
+    alone = policy(window=3, min_gain_nats=0.5, confidence=0.6)
+    both = policy(window=3, min_gain_nats=0.5, confidence=0.6, consecutive=2)
+    seen = []
+    for n in range(3, len(losses) + 1):
+        state = falling(*losses[:n], horizon=(20 - n) * FLOPS)
+        left = Budget(flops=(30 - n) * FLOPS)
+        seen.append(alone.decide(state, left, INSIDE).action)
+        before = seen[-2] if len(seen) > 1 else "continue"
+        expected = "end" if seen[-1] == before == "end" else "continue"
+        assert both.decide(state, left, INSIDE).action == expected
+    assert "end" in seen

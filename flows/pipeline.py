@@ -1,24 +1,24 @@
 """The pipeline, whole: from a configuration to a verdict on a model that was trained on what is worth training on.
 
-It reads as the list of what is done. Each call returns references only; what has been done before for the same work is
-adopted, not repeated. What each stage computes is in `stages/`, how and where a call is made in `calling`.
+It reads as the list of what is done, a turn of its loop in `loop`. Each call returns references only; what has been
+done before for the same work is adopted, not repeated. What each stage computes is in `stages/`, how and where a call
+is made in `calling`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from prefect import flow
 
 from data_contracts.records import Decision, Plan, Promotion, Ref, Result, Verdict
-from flows.lineage import Start, compared, start_of
-from flows.mixing import follows, mixed
+from flows.lineage import Start, start_of
+from flows.loop import Loop, one_turn
 from flows.order import ConfigFile, Place
 from flows.outcome import Outcome
 from flows.pipeline_run import PipelineRun, opened
-from flows.race import race
-from flows.reading import reads_scores, refuse_unpayable
 from flows.workspace import CONFIG_FILE, Workspace
 
 
@@ -55,139 +55,29 @@ def trained(run: PipelineRun) -> Trained:
     """Make the calls of one run up to the decision that stops it."""
     # The splits, tokenised, and the base model pinned by digest.
     data = run.call("ingest")
-    base, pool, target = data.ref("base"), data.ref("pool_tokens"), data.ref("target_tokens")
-    validation, retention = data.ref("validation_tokens"), data.ref("retention_tokens")
 
     # How training fits the budget, and a charged warm-up on a random selection: moments, losses, noise.
     planned = first_plan(run, data)
-    plan = planned.ref("plan")
     start = start_of(run, data, planned)
-    begun = warmed_up(run, data, plan, start)
-    checkpoint, selection = begun.ref("checkpoint"), begun.ref("selection")
-    scores: tuple[Ref, ...] = ()
-    features: tuple[Ref, ...] = ()
-    mixture: tuple[Ref, ...] = ()
-    unmixed = 0
-    curves, checkpoints, losses = begun.ref("curve"), checkpoint, begun.ref("example_losses")
-    selections, scorings = start.selections + selection, scores
-    latest = start.scores
-    decided = first_decision(run, data, plan, begun, start)
-    decision = run.read(decided, "decision", Decision)
+    begun = warmed_up(run, data, planned.ref("plan"), start)
+    loop = Loop(
+        planned=planned,
+        decided=first_decision(run, data, planned.ref("plan"), begun, start),
+        checkpoint=begun.ref("checkpoint"),
+        selection=begun.ref("selection"),
+        latest=start.scores,
+        curves=begun.ref("curve"),
+        checkpoints=begun.ref("checkpoint"),
+        losses=begun.ref("example_losses"),
+        selections=start.selections + begun.ref("selection"),
+    )
 
-    # The loop: plan anew, score, mix, select, train, and ask whether more is worth its price.
-    while not decision.stops:
-        run.next_round()
-        if decision.replans:
-            planned = planned_anew(run, data, checkpoint, curves)
-            plan = planned.ref("plan")
-        # Where ways of choosing are named, words tell of each or a short training does; the one that pays goes on.
-        weighing: tuple[Ref, ...] = ()
-        won, ranked = None, latest
-        if run.races:
-            won = race(
-                run,
-                planned=planned,
-                decided=decided,
-                base=base,
-                checkpoint=checkpoint,
-                pool=data.ref("pool"),
-                target=data.ref("target"),
-                validation=data.ref("validation"),
-                pool_tokens=pool,
-                target_tokens=target,
-                validation_tokens=validation,
-                example_losses=losses,
-                validation_losses=begun.ref("validation_losses"),
-                retention_tokens=retention,
-                retention_reference=begun.ref("retention_losses"),
-            )
-        if won is not None:
-            segment, weighing = won.trained, won.weighed.ref("weighing")
-            selection, scores, features, scorings = won.selection, won.scores, won.features, won.scores
-            latest = scores or latest
-            mixture, unmixed = won.mixture, len(losses)
-            selections += won.selections
-        else:
-            if decision.rescores and reads_scores(run.config.select):
-                refuse_unpayable(run.config.score, run.read(planned, "plan", Plan), decision)
-                scored = run.call(
-                    "score",
-                    base=base,
-                    plan=plan,
-                    checkpoint=checkpoint,
-                    pool_tokens=pool,
-                    target_tokens=target,
-                    pool=data.ref("pool"),
-                    target=data.ref("target"),
-                    example_losses=losses,
-                    previous_scores=scorings,
-                )
-                scores, features = scored.ref("scores"), scored.ref("features")
-                scorings += scores
-                latest = scores
-            if decision.reselects:
-                mixture = mixed(
-                    run.config,
-                    run.call,
-                    base=base,
-                    plan=plan,
-                    checkpoint=checkpoint,
-                    pool_tokens=pool,
-                    target_tokens=target,
-                    scores=scores,
-                    features=features,
-                    previous=mixture,
-                    example_losses=losses[unmixed:],
-                )
-                unmixed = len(losses)
-                selected = run.call(
-                    "select",
-                    pool_tokens=pool,
-                    scores=scores,
-                    features=features,
-                    target_tokens=target,
-                    plan=plan,
-                    mixture=mixture,
-                    pool=data.ref("pool"),
-                    target=data.ref("target"),
-                    example_losses=losses,
-                    other_scores=scorings[:-1],
-                )
-                selection = selected.ref("selection")
-                selections += selection
-            segment = run.call(
-                "train",
-                base=base,
-                plan=plan,
-                tokens=pool + target,
-                selection=selection,
-                validation_tokens=validation,
-                target_tokens=target,
-                retention_tokens=retention,
-                retention_reference=begun.ref("retention_losses"),
-                checkpoint=checkpoint,
-                decision=decided.ref("decision"),
-            )
-        checkpoint = segment.ref("end") or segment.ref("checkpoint")
-        curves += segment.ref("curve")
-        checkpoints += segment.ref("checkpoint")
-        losses += segment.ref("example_losses")
-        earlier, now = compared(run.store, ranked, latest)
-        decided = run.call(
-            "govern",
-            curve=curves,
-            checkpoint=checkpoints,
-            plan=plan,
-            decision=decided.ref("decision"),
-            weighing=weighing,
-            mixture=mixture if follows(run.config) else (),
-            earlier_scores=earlier,
-            scores=now,
-        )
-        decision = run.read(decided, "decision", Decision)
+    # The loop, each turn a round: plan anew, score, mix, select, train, and ask whether more is worth its price.
+    while not (decision := run.read(loop.decided, "decision", Decision)).stops:
+        loop = run.turn(partial(one_turn, run, data, begun, loop, decision))
 
-    best = tuple(ref for ref in checkpoints if ref.digest == decision.best)[:1]
-    return Trained(data, planned, best, selections)
+    best = tuple(ref for ref in loop.checkpoints if ref.digest == decision.best)[:1]
+    return Trained(data, loop.planned, best, loop.selections)
 
 
 def first_plan(run: PipelineRun, data: Result) -> Result:
@@ -219,19 +109,6 @@ def first_decision(run: PipelineRun, data: Result, plan: tuple[Ref, ...], begun:
         plan=plan,
         target_tokens=data.ref("target_tokens") if start.target else (),
         earlier_target=start.target,
-    )
-
-
-def planned_anew(run: PipelineRun, data: Result, checkpoint: tuple[Ref, ...], curves: tuple[Ref, ...]) -> Result:
-    """Plan again from what the segments so far have shown."""
-    return run.call(
-        "plan",
-        base=data.ref("base"),
-        pool=data.ref("pool"),
-        pool_tokens=data.ref("pool_tokens"),
-        target_tokens=data.ref("target_tokens"),
-        checkpoint=checkpoint,
-        curve=curves,
     )
 
 

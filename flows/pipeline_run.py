@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from data_contracts.config import Config
 from data_contracts.cost import Frozen
@@ -22,12 +22,26 @@ from flows.labels import sign
 from flows.order import Place
 from flows.outcome import Outcome, Step
 from flows.reconcile import reconcile
+from flows.rounds import as_subflow
 from flows.standing import Key, Raised, check, key_of, standing
 from flows.workspace import Workspace
 from stages.work import Silent
 
 R = TypeVar("R", bound=Frozen)
+S = TypeVar("S")
 Make = Callable[..., Result]
+
+
+class Turn(Protocol):
+    """How a turn of the loop is done."""
+
+    def __call__(self, number: int, turn: Callable[[], S], /) -> S:
+        """Do `turn`, the loop's of that number, and return what it returns."""
+
+
+def here(number: int, turn: Callable[[], S]) -> S:
+    """Do a turn of the loop as it is."""
+    return turn()
 
 
 class PipelineRun:
@@ -40,6 +54,7 @@ class PipelineRun:
         run: str,
         make: Make = call,
         stands: Mapping[Key, Result] | None = None,
+        turn: Turn = here,
     ) -> None:
         """Make a run that has made no step.
 
@@ -47,8 +62,9 @@ class PipelineRun:
             workspace, store, run: its configuration, its store and its id there.
             make: makes a stage call; the default is a Prefect task or a deployment's run (see `calling`).
             stands: what stands of the run that it goes on with (see `standing`).
+            turn: does a turn of the loop; `opened` makes each a flow run of its own (see `rounds`).
         """
-        self.workspace, self.store, self.run, self._make = workspace, store, run, make
+        self.workspace, self.store, self.run, self._make, self._turn = workspace, store, run, make, turn
         self._stands = stands or {}
         self.steps: list[Step] = []
         self.decisions: list[Decision] = []
@@ -66,8 +82,13 @@ class PipelineRun:
         return self.round == 1 and bool(self.config.auto.arms)
 
     def next_round(self) -> None:
-        """Turn the loop once more: later calls are named for the new round."""
+        """Begin a new round: later calls are named for it."""
         self.round += 1
+
+    def turn(self, done: Callable[[], S]) -> S:
+        """Turn the loop once more: what is `done` is the new round, and its calls are named for it."""
+        self.next_round()
+        return self._turn(self.round, done)
 
     def call(self, verb: str, *, refresh: bool = False, **inputs: tuple[Ref, ...]) -> Result:
         """Call stage `verb`; named for the stage and, inside the loop, the round.
@@ -201,18 +222,19 @@ def opened(
         workspace = workspace.recorded(store.run_config(resumes), raised)
     if stages == "in_process":
         workspace.check()  # elsewhere the stages' own runners are asked
-    with recorded(workspace, store, partial(call, stages=stages), name or workspace.config.name, resumes) as made:
+    making, called = partial(call, stages=stages), name or workspace.config.name
+    with recorded(workspace, store, making, called, resumes, as_subflow) as made:
         yield made
 
 
 @contextmanager
 def recorded(
-    workspace: Workspace, store: Store, make: Make, name: str, resumes: str | None = None
+    workspace: Workspace, store: Store, make: Make, name: str, resumes: str | None = None, turn: Turn = here
 ) -> Iterator[PipelineRun]:
-    """Open a pipeline run called `name` in the store, whose calls `make` makes, and close it with how it ended."""
+    """Open a pipeline run called `name` in the store, made by `make` and `turn`, and close it with how it ended."""
     stands = standing(store, resumes, workspace) if resumes is not None else None
     run = store.open_run(name, workspace.config.model_dump(mode="json"), resumes=resumes)
-    pipeline_run = PipelineRun(workspace, store, run, make, stands)
+    pipeline_run = PipelineRun(workspace, store, run, make, stands, turn)
     try:
         yield pipeline_run
     except (KeyboardInterrupt, SystemExit):

@@ -27,7 +27,8 @@ from flows.arms import (
     spendable,
 )
 from flows.lineage import start_of
-from flows.pipeline import first_decision, first_plan, planned_anew, warmed_up
+from flows.loop import planned_anew
+from flows.pipeline import first_decision, first_plan, warmed_up
 from flows.pipeline_run import PipelineRun
 from flows.race import CANNOT_WORK, Tried, likenesses, tried_arm, weigh
 from stages.governor.payback import expected_price

@@ -21,7 +21,7 @@ from flows.automations import START_SECONDS
 from flows.labels import signed
 from stages.stage import VERBS
 
-OURS = ("pipeline", *VERBS)
+OURS = ("pipeline", "round", *VERBS)
 _PAGE = 200
 UNSIGNED_SECONDS = 60.0
 """A run signs as the first thing it does."""

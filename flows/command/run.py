@@ -53,6 +53,8 @@ def execute(
     file, home = workspace.shown(workspace.file), workspace.shown(workspace.home)
     console().print(f"running {file} (state under {home})", soft_wrap=True)
     with starting_server():
+        from prefect.settings import temporary_settings
+
         from data_contracts.store import Store
         from flows.calling import REPORTER
         from flows.command.summary import show_outcome
@@ -60,7 +62,9 @@ def execute(
 
         REPORTER.set(screen())
         Store(workspace.address)  # brings its database up to date
-    with server_answers("see that it runs; `lazytrain resume` goes on from what was committed"):
+    # No automation watches a run without a tag, and the thread of each flow run's signs of life takes a second to end.
+    unwatched = temporary_settings({"flows.heartbeat_frequency": None})
+    with unwatched, server_answers("see that it runs; `lazytrain resume` goes on from what was committed"):
         outcome: Outcome = pipeline(str(workspace.file), resumes=resumes, raised=raised)
     show_outcome(outcome, workspace)
     if report is not None:

@@ -82,6 +82,15 @@ def task_states(client: Any, run: UUID) -> list[str]:
     return [item.state.type.value for item in found]
 
 
+def rounds(client: Any) -> list[Any]:
+    """Return the flow runs of rounds, the newest first."""
+    from prefect.client.schemas.filters import FlowFilter
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    found = FlowFilter.model_validate({"name": {"any_": ["round"]}})
+    return list(client.read_flow_runs(flow_filter=found, sort=FlowRunSort.START_TIME_DESC))
+
+
 def kill_tree(worker: Service) -> None:
     """SIGKILL a worker and all that it started, wherever it is by now."""
     tree = [psutil.Process(worker.process.pid), *psutil.Process(worker.process.pid).children(recursive=True)]
@@ -93,17 +102,20 @@ def kill_tree(worker: Service) -> None:
 def test_a_run_whose_machine_dies_is_crashed_by_the_automation_or_sooner_by_reconciling(
     watched: Prefect, tmp_path: Path
 ) -> None:
-    """Zombies, and tasks that crash unseen: the run, and the task run inside it, reach a terminal state."""
+    """Zombies, and tasks that crash unseen: the run, its round and the task run inside reach a terminal state."""
     with watched.client() as client:
         ours = client.create_flow_run_from_deployment(
-            deploy(client, "ours", tags=["lazytrain"]), parameters={"seconds": 600}
+            deploy(client, "ours", tags=["lazytrain"]), parameters={"seconds": 600, "in_a_round": True}
         ).id
         other = client.create_flow_run_from_deployment(deploy(client, "other", tags=[]), parameters={"seconds": 600}).id
         worker = watched.worker("dies", tmp_path, POOL, **FAST)
         wait(lambda: [*task_states(client, ours), *task_states(client, other)] == ["RUNNING"] * 2)
+        wait(lambda: [run.state.type.value for run in rounds(client)] == ["RUNNING"])
         assert reconcile.reconcile() == [], "what lives is left alone"
         kill_tree(worker)
-        wait(lambda: state(client, ours) == "CRASHED", 5 * SECONDS)
+        (inside,) = rounds(client)
+        wait(lambda: state(client, ours) == state(client, inside.id) == "CRASHED", 5 * SECONDS)
+        assert inside.tags == ["lazytrain"], "as its pipeline"
         assert "No sign of life" in client.read_flow_run(ours).state.message
         assert state(client, other) == "RUNNING", "runs without our tag are another's business"
         assert reconcile.reconcile() == [str(other)]
@@ -202,15 +214,27 @@ def test_a_run_that_is_claimed_and_never_started_is_crashed_by_the_server_itself
         assert slots(client, deployment) == 0
 
 
+ASKING = """
+from prefect import flow
+from flows.calling import run_to_its_end
+from flows.rounds import as_subflow
+
+@flow
+def asking():
+    as_subflow(7, lambda: run_to_its_end("pipeline/asked", {"seconds": 600}, "child"))
+
+asking()
+"""
+
+
 def test_a_pipeline_that_is_ended_ends_the_stage_it_waits_for(watched: Prefect, tmp_path: Path) -> None:
-    """A subflow on a worker that goes on when nobody waits for it any more."""
+    """A subflow on a worker that goes on when nobody waits for it any more; it was asked for inside a round."""
     from prefect.client.schemas.filters import DeploymentFilter
 
     with watched.client() as client:
         deployment = deploy(client, "asked", tags=[])
         worker = watched.worker("obeys", tmp_path, POOL, **FAST)
-        code = "from flows.calling import run_to_its_end as run; run('pipeline/asked', {'seconds': 600}, 'child')"
-        command = [sys.executable, "-c", code]
+        command = [sys.executable, "-c", ASKING]
         asking = subprocess.Popen(command, env=plain_environment(**watched.client_environment), cwd=ROOT)
         of_it = DeploymentFilter.model_validate({"id": {"any_": [deployment]}})
 
@@ -223,6 +247,8 @@ def test_a_pipeline_that_is_ended_ends_the_stage_it_waits_for(watched: Prefect, 
         asking.send_signal(signal.SIGINT)
         (run,) = client.read_flow_runs(deployment_filter=of_it)
         wait(lambda: state(client, run.id) == "CANCELLED", 240)
+        (round_,) = [run for run in rounds(client) if run.name == "round-7"]
+        wait(lambda: state(client, round_.id) == "CRASHED", 60)
         try:
             asking.wait(timeout=60)
         except subprocess.TimeoutExpired:  # seen once, why was not found: ctrl-C a second time
@@ -230,3 +256,34 @@ def test_a_pipeline_that_is_ended_ends_the_stage_it_waits_for(watched: Prefect, 
             asking.wait(timeout=60)
         wait(lambda: not psutil.Process(worker.process.pid).children(), 90)
         worker.end(signal.SIGTERM, patience=5)
+
+
+def test_a_ctrl_c_that_comes_while_a_finished_round_is_left_ends_the_pipeline(
+    watched: Prefect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's engine lets an end pass that comes after a flow run's last state: the loop would go on."""
+    from prefect import flow, flow_engine
+
+    from flows.rounds import as_subflow
+
+    made = []
+    link = flow_engine.link_state_to_flow_run_result
+
+    def ended_there(*given: Any) -> None:
+        link(*given)
+        if made == [1]:
+            made.append(2)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    @flow
+    def loop() -> None:
+        as_subflow(8, lambda: made.append(1))
+        made.append(3)
+
+    monkeypatch.setattr(flow_engine, "link_state_to_flow_run_result", ended_there)
+    with watched.client() as client:
+        with pytest.raises(KeyboardInterrupt):
+            loop()
+        assert made == [1, 2]
+        (one,) = [run for run in rounds(client) if run.name == "round-8"]
+        assert state(client, one.id) == "COMPLETED"

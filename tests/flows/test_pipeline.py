@@ -76,29 +76,44 @@ def test_calls_of_the_loop_are_named_for_stage_and_round(first):
     ]
 
 
-def test_prefect_shows_a_task_a_call_reused_ones_as_cached_and_artifacts_for_plan_decision_verdict(first):
+SHOWN = """
+import json, sys
+from pathlib import Path
+from flows.environment import prepare
+prepare(Path(sys.argv[1]))
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter
+tasks, parameters = {}, {}
+with get_client(sync_client=True) as client:
+    for flow in sorted(client.read_flow_runs(), key=lambda run: run.start_time)[-2:]:
+        name = flow.name.partition("-/")[0]
+        found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [flow.id]}))
+        tasks[name] = {run.name: run.state.name for run in found}
+        parameters[name] = flow.parameters
+    keys = [item.key for item in client.read_artifacts()]
+print(json.dumps({"tasks": tasks, "keys": keys, "parameters": parameters}))
+"""
+
+
+def test_prefect_shows_a_task_a_call_inside_its_round_and_artifacts_for_plan_decision_verdict(first):
     runs, _ = first
     runs.run("run")
     assert all(reused for name, reused in cached(runs).items() if name != "promote"), cached(runs)
-    code = (
-        "from pathlib import Path\nfrom flows.environment import prepare\n"
-        f"prepare(Path({str(runs.folder / '.lazytrain')!r}))\n"
-        "from prefect.client.orchestration import get_client\nimport json\n"
-        "with get_client(sync_client=True) as client:\n"
-        "    flow = max(client.read_flow_runs(), key=lambda run: run.start_time)\n"
-        "    from prefect.client.schemas.filters import FlowRunFilter\n"
-        "    found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={'any_': [flow.id]}))\n"
-        "    keys = [item.key for item in client.read_artifacts()]\n"
-        "print(json.dumps({'tasks': {run.name: run.state.name for run in found}, 'keys': keys, 'parameters': flow.parameters}))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SHOWN, str(runs.folder / ".lazytrain")],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout.splitlines()[-1])
-    assert len(shown["tasks"]) == 12
-    assert {state for name, state in shown["tasks"].items() if name != "promote"} == {"Cached"}
-    assert shown["tasks"]["promote"] == "Completed"
+    whole, turn = shown["tasks"]["pipeline"], shown["tasks"]["round-1"]
+    assert set(whole) == {"ingest", "plan", "begin", "govern", "round-0", "evaluate", "judge", "promote"}
+    assert set(turn) == {f"{verb}-round-1" for verb in ("plan", "score", "select", "train", "govern")}
+    reused = [state for name, state in (whole | turn).items() if name not in ("round-0", "promote")]
+    assert set(reused) == {"Cached"}
+    assert whole["promote"] == whole["round-0"] == "Completed"
     assert {"small-plan", "small-govern", "small-judge"} <= set(shown["keys"])
-    assert len(json.dumps(shown["parameters"])) < 10_000
+    assert len(json.dumps(shown["parameters"]["pipeline"])) < 10_000
+    assert shown["parameters"]["round-1"] == {"number": 1}
 
 
 def test_a_run_that_reuses_everything_loads_neither_torch_nor_ray(first):

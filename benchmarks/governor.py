@@ -8,9 +8,10 @@ Figures, each a mean (and the worst):
              less than patience: mean of the paired differences and their 95 % interval
 
 Planted curves (`planted.py`) have an exact hindsight. The policies' constants were chosen by `priced` on planted curves
-of other seeds (`--develop` prints them again) and are the policies' defaults but for `FROZEN`, whose FLOPs are shares of
-a budget. Two rows more end `marginal_gain` by a share κ of the mean gain, and at the price that they are judged by. The
-rungs and medians of `asha` and `median_stop` come from 16 further curves of the same shape and noise, run to the end.
+of other seeds (`--develop` prints them again) and are the policies' defaults but for `FROZEN`, whose FLOPs are shares
+of a budget. Two rows more end `marginal_gain` by a share κ of the mean gain, and at the price that they are judged by.
+The rungs and medians of `asha` and `median_stop` come from 16 further curves of the same shape and noise, run to the
+end.
 
 `--real` judges the same frozen constants on the runs of `real_curves.csv`, which no choice was made on (`recorded.py`),
 with all 36 evaluations or `--evaluations` of them. Intervals take runs of one model on one kind of rows as one; `ends`

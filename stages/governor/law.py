@@ -39,6 +39,8 @@ class LossModel(Method):
     """Constants that only a table with several values of this column tells; the others are told by any table."""
     height: ClassVar[str | None] = None
     """The constant that sets the size of `by_parameters`, the term of what a run's parameters alone leave."""
+    splits: ClassVar[tuple[str, ...]] = ("parameters", "tokens")
+    """What `optimal` divides FLOPs into."""
     starts: ClassVar[Mapping[str, tuple[float, ...]]] = {}
     """Grid that the fit starts from, beside the law's own constants; a constant left out starts at its own."""
 
@@ -106,14 +108,12 @@ class LossModel(Method):
         )  # the term is a power of the height's exponential
         return constants
 
-    def optimal(self, flops: float, **given: float) -> tuple[float, float]:
-        """Return (parameters, tokens) with the lowest loss for `flops` = 6 N D; `given` are the law's other columns.
+    def optimal(self, flops: float, **given: float) -> tuple[float, ...]:
+        """Return the `splits` with the lowest loss for `flops`; here (parameters, tokens) with 6 N D = `flops`.
 
-        By a bounded search over ln N; a law with a closed form overrides it. Raises `TypeError` where the law does not
-        read parameters and tokens.
+        By a bounded search over ln N; a law with a closed form, or another split, overrides it. `given` are the law's
+        other columns.
         """
-        if not {"parameters", "tokens"} <= set(self.reads):
-            raise TypeError(f"{type(self).__name__} has no split of FLOPs into parameters and tokens")
         product = flops / FLOPS_PER_PARAMETER_TOKEN
 
         def loss(log_n: float) -> float:

@@ -53,7 +53,7 @@ class Chinchilla(LossModel):
         by_tokens = np.exp(c["log_b"] - c["beta"] * np.log(runs["tokens"]))
         return np.exp(c["log_e"]) + cls.by_parameters(c, runs) + by_tokens
 
-    def optimal(self, flops: float, **given: float) -> tuple[float, float]:
+    def optimal(self, flops: float, **given: float) -> tuple[float, ...]:
         """N = G (C/6)^(β/(α+β)), D = C/(6 N), with G = (αA/βB)^(1/(α+β)); `given` must be empty."""
         if given:
             raise TypeError(f"Chinchilla reads parameters and tokens, not {', '.join(given)}")

@@ -73,6 +73,11 @@ def loss_of_steps(parameters: float, steps: float) -> float:
     return float((6.5e13 / parameters) ** 0.077 + (2.1e3 / steps) ** 0.76)
 
 
+def optimal_parameters(petaflop_days: float) -> float:
+    """Return 1.3e9·C_min^0.73 parameters: what to spend compute on (equation 6.1, table 6)."""
+    return float(1.3e9 * petaflop_days**0.73)
+
+
 def critical_batch(loss: float) -> float:
     """Return 2e8/L^(1/0.21) tokens: from there on a larger batch saves few steps (equation 1.4)."""
     return float(2e8 / loss ** (1 / 0.21))

@@ -19,8 +19,11 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from stages.governor.law import Columns, LossModel
+from data_contracts.errors import InputError
+from stages.governor.law import FLOPS_PER_PARAMETER_TOKEN, Columns, LossModel
 
+GRID, ZOOMS = 33, 12
+"""Places a side of the search for the best split, and how often it is narrowed to a quarter."""
 LEARNING_RATE = 1.999
 """η; only ηQ counts, so it is fixed and Q is fitted."""
 EXACT = 40
@@ -39,6 +42,7 @@ class NoisyQuadratic(LossModel):
     noise: float = Field(8.410028810517371, gt=0, description="R.")
 
     reads: ClassVar[tuple[str, ...]] = ("parameters", "batch", "steps")
+    splits: ClassVar[tuple[str, ...]] = ("parameters", "batch", "steps")
     told_by: ClassVar[Mapping[str, str]] = {"q": "steps", "curvature": "steps", "r": "batch", "noise": "batch"}
     starts: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "p": (1.1, 1.4),
@@ -62,6 +66,39 @@ class NoisyQuadratic(LossModel):
         p = np.asarray(constants["p"])
         beyond = 0.5 * np.asarray(constants["distance"]) * _tail(p, n_R + 1)
         return np.exp(constants["log_e"]) + np.where(p.real > 1, beyond, np.nan) + learnt
+
+    def optimal(self, flops: float, **given: float) -> tuple[float, ...]:
+        """Return (parameters, batch, steps) with the lowest loss for `flops` = 6·parameters·batch·steps, the batch in
+        tokens and at least 1, as are parameters and steps; `given` may fix `parameters`.
+
+        By a grid over the logarithms of parameters and batch that is narrowed around its best place: parameters count
+        whole, so that the loss has steps. Raises `InputError` for too few FLOPs for one step of one parameter.
+        """
+        product = flops / FLOPS_PER_PARAMETER_TOKEN
+        fixed = given.pop("parameters", None)
+        if given:
+            raise TypeError(f"NoisyQuadratic reads parameters, batch and steps, not {', '.join(given)}")
+        if product < (fixed or 1.0):
+            raise InputError("FLOPs for one step at a batch of 1", f"{flops:.4g}", "give more FLOPs")
+        whole = math.log(product)
+        log_n = log_b = (0.0, whole)
+        for _ in range(ZOOMS):
+            n_G, b_G = np.meshgrid(np.linspace(*log_n, GRID), np.linspace(*log_b, GRID))
+            size_G = np.floor(np.exp(n_G) + 1e-6) if fixed is None else np.full_like(n_G, fixed)
+            steps_G = product / (size_G * np.exp(b_G))
+            fits_G = steps_G >= 1 - 1e-12
+            runs = {"parameters": size_G[fits_G], "batch": np.exp(b_G[fits_G]), "steps": steps_G[fits_G]}
+            at = int(np.argmin(self.predict(runs)))
+            best = tuple(float(runs[name][at]) for name in self.splits)
+            log_n = _narrowed(log_n, float(n_G[fits_G][at]), whole)
+            log_b = _narrowed(log_b, math.log(best[1]), whole)
+        return best
+
+
+def _narrowed(bounds: tuple[float, float], best: float, most: float) -> tuple[float, float]:
+    """Return a quarter of the range around `best`, within 0 and `most`."""
+    half = (bounds[1] - bounds[0]) / 8
+    return max(0.0, best - half), min(most, best + half)
 
 
 def _directions(n_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

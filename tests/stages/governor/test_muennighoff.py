@@ -40,6 +40,11 @@ def test_fresh_data_and_few_parameters_give_the_plain_law():
     assert LAW.loss(parameters, tokens, 2 * tokens) == pytest.approx(plain, rel=1e-12)  # no more are unique than seen
 
 
+def test_unique_tokens_support_a_twentieth_as_many_parameters():
+    assert LAW.supported_parameters(1e9) == pytest.approx(0.051e9, rel=0.01)  # as published: U_N = 0.051 U_D
+    assert LAW.supported_parameters(3e11) / 3e11 == pytest.approx(math.exp((6.255414 - 7.3049974) / 0.3526596))
+
+
 def test_the_parameters_that_data_supports_are_optimal_at_equal_compute():
     unique = 25e9
     best = LAW.supported_parameters(unique)

@@ -15,7 +15,7 @@ from data_contracts.method import find, names, resolve
 from stages.governor.law import LossModel, history
 from stages.governor.laws import kaplan
 from stages.governor.laws.chinchilla import HOFFMANN, Chinchilla
-from stages.governor.laws.compression import Compression, optimal_split
+from stages.governor.laws.compression import SUBWORD, SUBWORD_SPLIT, Compression, optimal_split
 from stages.governor.laws.kaplan import Kaplan
 from stages.governor.laws.muennighoff import Muennighoff
 from stages.governor.laws.noisy_quadratic import LEARNING_RATE, NoisyQuadratic, _tail
@@ -64,14 +64,21 @@ def test_the_bounded_search_finds_the_closed_form_of_chinchilla():
 
 
 def test_the_refit_of_a_simulated_law_holds_e_alpha_and_beta_within_its_bootstrap_interval():
-    """At 98 % a constant is missed in 1 of 50 tables; three constants of three tables are all held."""
-    for seed in range(3):
-        law = Chinchilla()
+    """Of 30 tables; a share of 80 or 95 % has a standard error of 7 or 4 points over so many, and three are allowed.
+
+    They held 77 and 93 % when this was written: a bootstrap of 60 resamples is a little too narrow.
+    """
+    law, held = Chinchilla(), {0.8: [], 0.95: []}
+    for seed in range(30):
         fitted = law.fit(simulated(law, seed), np.random.default_rng(seed), resamples=60)
         for constant in ("log_e", "alpha", "beta"):
-            low, high = fitted.interval(constant, 0.98)
-            assert low < getattr(law, constant) < high, (seed, constant)
-            assert high - low < 1.0 * abs(getattr(law, constant))
+            for level, found in held.items():
+                low, high = fitted.interval(constant, level)
+                found.append(low < getattr(law, constant) < high)
+                assert high - low < 1.0 * abs(getattr(law, constant))
+    assert 0.58 < np.mean(held[0.8]) < 0.97
+    assert np.mean(held[0.95]) > 0.83
+    assert np.mean(held[0.8]) < np.mean(held[0.95])
 
 
 def test_a_law_without_noise_is_found_again_from_far_away():
@@ -146,6 +153,17 @@ def test_kaplans_published_laws_are_1_at_their_constants_and_fall_by_their_expon
     assert kaplan.loss_of_compute(1.0) == pytest.approx(2.658, abs=2e-3)  # (3.1e8)^0.05
     assert kaplan.critical_batch(1.0) == 2e8
     assert kaplan.loss_of_steps(6.5e13, 2.1e3) == 2.0
+    assert kaplan.loss_of_tokens(1e10) == pytest.approx(2.26245, rel=1e-5)  # 5,400^0.095 = e^(0.095 · 8.594154)
+    assert kaplan.critical_batch(2.0) == pytest.approx(7.3715e6, rel=1e-4)  # 2e8 / 2^4.761905, 2^4.761905 = 27.1317
+    # 1,000^0.077 = 10^0.231 = 1.702159; 0.01^0.76 = 10^−1.52 = 0.030200
+    assert kaplan.loss_of_steps(6.5e10, 2.1e5) == pytest.approx(1.702159 + 0.030200, rel=1e-5)
+    assert kaplan.loss_of_steps(6.5e10, 2.1e3) == pytest.approx(2.702159, rel=1e-6)
+    assert kaplan.loss_of_steps(6.5e13, 2.1e5) == pytest.approx(1.030200, rel=1e-6)
+
+
+def test_the_best_size_grows_by_the_published_power_of_compute():
+    assert kaplan.optimal_parameters(1.0) == 1.3e9
+    assert kaplan.optimal_parameters(100.0) == pytest.approx(1.3e9 * 28.8403, rel=1e-5)  # 10^1.46
 
 
 def test_kaplans_joint_law_meets_the_laws_of_one_quantity_at_its_ends():
@@ -178,9 +196,43 @@ def test_the_best_split_spends_the_flops_and_keeps_bytes_a_parameter():
         assert 6 * parameters * bytes_ / compression == pytest.approx(flops)
         published = 9.5e-3 * flops ** (1 - 0.465) * compression ** (1 - 0.471)
         assert parameters == pytest.approx(published, rel=0.005)  # N0 is printed to two digits
-    subword = {"b0": 2.8, "alpha": 0.501, "beta": 0.446}
-    parameters, bytes_ = optimal_split(1e21, 4.57, **subword)
-    assert bytes_ / parameters == pytest.approx(60, rel=0.35)
+    parameters, bytes_ = optimal_split(1e21, 4.57, **SUBWORD_SPLIT)
+    # 6 B0² C^(2α−1) T^(2β−1) = 47.04 · 10^0.042 · 4.57^−0.108: 44, where the paper's text has about 60
+    assert bytes_ / parameters == pytest.approx(47.04 * 1.101539 * 0.848650, rel=1e-5)
+    assert 1 / (6 * SUBWORD_SPLIT["b0"]) == pytest.approx(0.059, rel=0.01)  # N0 as printed
+
+
+def test_subword_tokenizers_have_their_own_fall_with_compute_and_the_same_best_compression():
+    best = SUBWORD.best_compression(1e20)
+    told = SUBWORD.predict({"flops": [1e20], "compression": [best]})[0]
+    assert told == pytest.approx(1087 * 10**-3.62 + 0.70, rel=1e-9)  # 0.2608 + 0.70; no price at the best T
+    assert Compression().predict({"flops": [1e20], "compression": [best]})[0] == pytest.approx(3342 * 10**-4.12 + 0.70)
+    twice = SUBWORD.predict({"flops": [1e20], "compression": [2 * best]})[0]
+    assert twice - told == pytest.approx(0.032 * math.log(2) ** 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("best", [4.58, 5.67])  # Arabic, Russian
+def test_the_law_of_another_language_has_its_best_compression_where_it_was_seen(best):
+    law = Compression().with_best(best, 1e21)
+    around = best * np.exp(np.linspace(-1, 1, 201))
+    loss = law.predict({"flops": np.full(201, 1e21), "compression": around})
+    assert around[np.argmin(loss)] == pytest.approx(best)
+    assert law.best_compression(1e22) == pytest.approx(best * 10**-0.035)
+    english = Compression()
+    at = {"flops": [1e21], "compression": [best]}
+    least = english.predict({"flops": [1e21], "compression": [english.best_compression(1e21)]})
+    assert law.predict(at)[0] == pytest.approx(least[0])
+
+
+def test_the_best_of_the_bytes_law_is_the_least_of_its_compressions_and_spends_the_flops():
+    law = Compression()
+    parameters, bytes_, compression = law.optimal(1e21)
+    assert 6 * parameters * bytes_ / compression == pytest.approx(1e21)
+    every = np.linspace(1, 10, 5001)
+    assert compression == pytest.approx(
+        every[np.argmin(law.predict({"flops": np.full(5001, 1e21), "compression": every}))], abs=2e-3
+    )
+    assert law.optimal(1e21, compression=4.57, **SUBWORD_SPLIT)[:2] == optimal_split(1e21, 4.57, **SUBWORD_SPLIT)
 
 
 def test_a_simulated_table_of_the_bytes_law_is_found_again():
@@ -228,6 +280,57 @@ def test_the_noisy_quadratic_is_what_noisy_descent_on_a_quadratic_reaches(n, b, 
     law = NoisyQuadratic()
     told = law.predict({"parameters": [n], "batch": [b], "steps": [k]})[0]
     assert told == pytest.approx(direct(law, n, b, k), rel=1e-6)
+
+
+@pytest.mark.parametrize(("n", "b", "k"), [(12, 4, 30), (6, 1, 3), (12, 16, 5)])
+def test_stochastic_descent_on_the_quadratic_ends_at_the_loss_that_the_law_says(n, b, k):
+    """2,000 runs of SGD: w ← w − η (λ w + the mean of B draws of noise of variance R i^−r), from w² = P i^−p / λ."""
+    law, rng, runs = NoisyQuadratic(), np.random.default_rng(n + b + k), 2000
+    i = np.arange(1, n + 1)
+    curvature, spread = law.curvature * i**-law.q, np.sqrt(law.noise * i**-law.r)
+    w = rng.choice([-1.0, 1.0], (runs, n)) * np.sqrt(law.distance * i**-law.p / curvature)
+    for _ in range(k):
+        w -= LEARNING_RATE * (curvature * w + (spread * rng.standard_normal((b, runs, n))).mean(axis=0))
+    loss = 0.5 * (curvature * w**2).sum(axis=1)
+    rest = math.exp(law.log_e) + 0.5 * law.distance * (zeta(law.p) - sum(j**-law.p for j in range(1, n + 1)))
+    error = loss.std() / runs**0.5
+    told = law.predict({"parameters": [n], "batch": [b], "steps": [k]})[0] - rest
+    assert abs(told - loss.mean()) < 3.5 * error
+    assert error < 0.05 * told
+
+
+@pytest.mark.parametrize("flops", [600.0, 1e6, 1e12])
+def test_no_split_among_many_beats_the_best_of_the_noisy_quadratic(flops):
+    law = NoisyQuadratic()
+    parameters, batch, steps = law.optimal(flops)
+    assert 6 * parameters * batch * steps == pytest.approx(flops)
+    assert min(parameters, batch, steps) >= 1 - 1e-9
+    told = law.predict({"parameters": [parameters], "batch": [batch], "steps": [steps]})[0]
+    whole = math.log(flops / 6)
+    n, b = (axis.ravel() for axis in np.meshgrid(*[np.linspace(0, whole, 250)] * 2))
+    n, b = n[n + b <= whole], b[n + b <= whole]
+    every = {"parameters": np.exp(n), "batch": np.exp(b), "steps": np.exp(whole - n - b)}
+    assert law.predict(every).min() * 0.995 < told <= law.predict(every).min() + 1e-12
+    fixed = law.optimal(flops, parameters=20.0)
+    along = np.linspace(0, whole - math.log(20), 4001)
+    only = {"parameters": np.full(4001, 20.0), "batch": np.exp(along), "steps": np.exp(whole - math.log(20) - along)}
+    seen = law.predict({name: [value] for name, value in zip(law.splits, fixed, strict=True)})[0]
+    assert fixed[0] == pytest.approx(20)
+    assert seen == pytest.approx(law.predict(only).min(), rel=1e-5)
+
+
+def test_too_few_flops_for_a_step_are_refused():
+    with pytest.raises(InputError, match="one step"):
+        NoisyQuadratic().optimal(5.0)
+    with pytest.raises(TypeError, match="tokens"):
+        NoisyQuadratic().optimal(1e9, tokens=3.0)
+
+
+def test_every_law_says_how_to_split_flops():
+    for name in names(LossModel):
+        law = resolve(LossModel, {"method": name}, "law")
+        given = {"unique": 1e9} if "unique" in law.reads else {}
+        assert len(law.optimal(1e18, **given)) == len(law.splits)
 
 
 @given(st.floats(1.01, 4), st.integers(1, 10**6))

@@ -40,8 +40,7 @@ def stage_call(request: Request, pipeline: str) -> Result | State[Result]:
     """Do one stage's work, or adopt its commit; show the plan, the decision and the verdict as Prefect artifacts."""
     result = run_stage(request, reporter=REPORTER.get())
     if result.refs:
-        manifest = Store(request.store).read_manifest(result.run)
-        publish(pipeline, request.verb, request.origin.name, manifest.summary, result.costs)
+        publish(pipeline, request.origin.name, result, Store(request.store))
     return Completed(name=CACHED, data=result) if result.cached else result
 
 

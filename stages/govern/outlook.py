@@ -20,6 +20,8 @@ from stages.governor.policy import finite
 from stages.governor.state import State
 
 WINDOW, CONFIDENCE, LEVEL, DRAWN = 5, 0.9, 0.8, 60
+AHEAD = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of what is left at which the fitted curve is told in numbers."""
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -53,7 +55,12 @@ class Outlook:
         if self.fitted is None:
             return None
         first = next(point.flops for point in window_of(self.state, len(self.state.points) + 1) if point.flops > 0)
-        flops_G = np.geomspace(first, self.state.flops + (self.left or 0), DRAWN)
+        return self.at(np.geomspace(first, self.state.flops + (self.left or 0), DRAWN))
+
+    def at(self, flops_G: np.ndarray) -> Band | None:
+        """Return the curve at some FLOPs of training; None for too few evaluations."""
+        if self.fitted is None:
+            return None
         loss_GB = np.stack([self.fitted.loss(flops) for flops in flops_G])
         sign = 1.0 if self.state.direction == "minimise" else -1.0
         low, middle, high = np.quantile(loss_GB, [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2], axis=1) * sign
@@ -73,6 +80,20 @@ class Outlook:
             if point.finite and gain is not None and np.isfinite([gain.rate, gain.low, gain.high]).all():
                 found.append((point.flops, gain.rate, gain.low, gain.high))
         return found
+
+
+def ahead(outlook: Outlook) -> Table:
+    """Return the fitted curve with its band, from now to the end of what may be spent; no row where there is none."""
+    band = outlook.at(np.unique([outlook.state.flops + share * (outlook.left or 0) for share in AHEAD]))
+    told = () if band is None else (band.flops_G, band.middle_G, band.low_G, band.high_G)
+    rows = tuple((int(flops), *losses) for flops, *losses in zip(*(column.tolist() for column in told), strict=True))
+    return Table(title="Fitted curve", columns=("FLOPs of training", "loss", "low 80 %", "high 80 %"), rows=rows)
+
+
+def marginal(outlook: Outlook) -> Table:
+    """Return the marginal gain as each evaluation showed it."""
+    columns = ("FLOPs of training", "nats a FLOP", "low 90 %", "high 90 %")
+    return Table(title="Marginal gain", columns=columns, rows=tuple(outlook.gains()))
 
 
 def expected(outlook: Outlook, decision: Decision) -> Table:

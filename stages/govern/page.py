@@ -23,6 +23,7 @@ PAGE, PICTURE = "govern.html", "govern.png"
 FORGETTING = (
     "Rise of the loss on the retention set above where the run began, with 1.64 standard errors; dashed: allowed."
 )
+GAINS = "Of the latest five evaluations, as each was seen; 90 % bounds."
 AXIS = {"title": {"text": "FLOPs of training, evaluations included"}, "exponentformat": "e"}
 
 
@@ -41,7 +42,7 @@ def show(outlook: Outlook, made: Sequence[Mark], metric: str, summary: Summary, 
         *([Part("Forgetting", FORGETTING, figure=_forgetting(outlook.state))] if outlook.state.retained else []),
         Part("Decisions", table=table["Decisions"]),
         Part("What the rest is expected to buy", table=table["What the rest is expected to buy"]),
-        Part("Marginal gain", "Of the latest five evaluations, as each was seen; 90 % bounds.", figure=_gains(outlook)),
+        Part("Marginal gain", GAINS, figure=_gains(table["Marginal gain"])),
         Part("FLOPs by cause", figure=_causes(causes), table=causes),
         Part("Segments", table=table["Segments"]),
     ]
@@ -125,8 +126,8 @@ def _forgetting(state: State) -> dict[str, Any]:
     return {"data": data, "layout": {"xaxis": AXIS, "yaxis": axis, "margin": {"t": 20}}}
 
 
-def _gains(outlook: Outlook) -> dict[str, Any]:
-    gains = outlook.gains()
+def _gains(table: Table) -> dict[str, Any]:
+    gains = [tuple(float(value or 0.0) for value in row) for row in table.rows]
     rates = [rate for _, rate, *_ in gains]
     line = {
         "type": "scatter",

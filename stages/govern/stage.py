@@ -61,7 +61,17 @@ class Govern(Stage[GovernSlice]):
     def run(self, config: GovernSlice, inputs: Inputs, work: Work) -> Summary:
         """Write the decision, and a page and a picture of the run's course beside it."""
         from stages.govern.decide import decide
-        from stages.govern.outlook import Outlook, by_cause, decisions, expected, forgetting, marks, segments
+        from stages.govern.outlook import (
+            Outlook,
+            ahead,
+            by_cause,
+            decisions,
+            expected,
+            forgetting,
+            marginal,
+            marks,
+            segments,
+        )
         from stages.govern.page import show
 
         given, tried, spent = inputs.maybe("decision"), inputs.maybe("weighing"), work.spent()
@@ -104,7 +114,14 @@ class Govern(Stage[GovernSlice]):
         summary = Summary(
             title=f"govern: {decision.action}",
             facts=facts,
-            tables=(segments(state), decisions(made), expected(outlook, decision), by_cause(spent)),
+            tables=(
+                segments(state),
+                ahead(outlook),
+                marginal(outlook),
+                decisions(made),
+                expected(outlook, decision),
+                by_cause(spent),
+            ),
         )
         show(outlook, made, config.govern.metric, summary, work)
         return summary

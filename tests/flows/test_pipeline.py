@@ -9,12 +9,14 @@ import sqlite3
 import subprocess
 import sys
 import time
+from base64 import b64decode
 
 import psutil
 import pytest
 
 from data_contracts.arrow import TABLE_FILE, read_table
 from data_contracts.records import Decision, Verdict
+from flows.readable import text
 from stages.stage import VERBS
 from tests.command import ROOT, lazytrain
 from tests.flows.small_run import Runs, lay_out
@@ -90,8 +92,9 @@ with get_client(sync_client=True) as client:
         found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [flow.id]}))
         tasks[name] = {run.name: run.state.name for run in found}
         parameters[name] = flow.parameters
-    keys = [item.key for item in client.read_artifacts()]
-print(json.dumps({"tasks": tasks, "keys": keys, "parameters": parameters}))
+    made = sorted(client.read_artifacts(), key=lambda item: item.created)
+    pages = {item.key: item.data for item in made}  # the latest of each
+print(json.dumps({"tasks": tasks, "pages": pages, "parameters": parameters}))
 """
 
 
@@ -111,7 +114,20 @@ def test_prefect_shows_a_task_a_call_inside_its_round_and_artifacts_for_plan_dec
     reused = [state for name, state in (whole | turn).items() if name not in ("round-0", "promote")]
     assert set(reused) == {"Cached"}
     assert whole["promote"] == whole["round-0"] == "Completed"
-    assert {"small-plan", "small-govern", "small-judge"} <= set(shown["keys"])
+    pages = shown["pages"]
+    assert {"small-plan", "small-govern", "small-judge"} <= set(pages)
+    store, attempts = runs.store, {row.name: row for row in runs.attempts()}
+    ref = attempts["govern-round-1"].refs["decision"]
+    decision, page = store.record(ref, Decision), pages["small-govern"].splitlines()
+    assert page[0] == f"# govern: {decision.action}"
+    (picture,) = [line for line in page if line.startswith("![")]
+    drawn = b64decode(picture.partition("base64,")[2].rstrip(")"))
+    assert drawn == (store.open(ref) / "measured" / "govern.png").read_bytes()
+    causes = store.read_manifest(attempts["govern-round-1"].run).summary.tables[-1]
+    assert page[page.index("## FLOPs by cause") + 4].split(" | ")[1] == text(causes.rows[0][1])
+    assert {"## Segments", "## Fitted curve", "## Marginal gain", "## Decisions"} <= set(page)
+    (line,) = [line for line in page if line.startswith("| after segment 1,")]
+    assert line.endswith(f"| {decision.action} | {decision.reason} |")
     assert len(json.dumps(shown["parameters"]["pipeline"])) < 10_000
     assert shown["parameters"]["round-1"] == {"number": 1}
 

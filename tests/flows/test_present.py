@@ -50,5 +50,10 @@ def test_costs_are_a_table_by_cause():
     assert "| train | 10 | 2 | 1.0 s | 0 B |" in page
 
 
+def test_a_picture_stands_in_the_page_itself():
+    page = markdown(Summary(title="govern: stop"), picture=b"\x89PNG")
+    assert "![govern: stop](data:image/png;base64,iVBORw==)" in page
+
+
 def test_keys_are_what_prefect_takes():
     assert artifact_key("My run_2.1", "plan") == "my-run-2-1-plan"

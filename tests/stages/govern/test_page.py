@@ -62,7 +62,7 @@ def test_each_decision_stands_where_it_was_made_with_its_reason(told):
 
 
 def test_the_curve_is_every_evaluation_and_the_band_reaches_to_the_end_of_what_may_be_spent(told):
-    decision, _, page, _ = told
+    decision, summary, page, _ = told
     traces = {trace["name"]: trace for trace in page.figures()[0]["data"]}
     assert traces["segment 2: reselect"]["y"] == pytest.approx(FALLING)
     assert traces["segment 2: reselect"]["x"] == [(6 + n) * FLOPS for n in range(1, 13)]
@@ -72,6 +72,11 @@ def test_the_curve_is_every_evaluation_and_the_band_reaches_to_the_end_of_what_m
     middle = np.array(traces["fitted"]["y"])
     assert ((low <= middle) & (middle <= high)).all()
     assert middle == pytest.approx([falling(flops / FLOPS) for flops in traces["fitted"]["x"]], abs=0.02)
+    rows = table(summary, "Fitted curve").rows
+    assert [row[0] for row in rows] == pytest.approx(np.linspace(18 * FLOPS, end, 5), abs=1)
+    assert [row[1] for row in rows] == pytest.approx([falling(row[0] / FLOPS) for row in rows], abs=0.02)
+    assert all(low <= middle <= high for _, middle, low, high in rows)
+    assert rows[-1][1] == pytest.approx(traces["fitted"]["y"][-1])
 
 
 def test_what_the_rest_is_expected_to_buy_is_near_what_the_planted_curve_gives(told):
@@ -86,11 +91,14 @@ def test_what_the_rest_is_expected_to_buy_is_near_what_the_planted_curve_gives(t
 
 
 def test_the_gain_at_the_last_evaluation_is_the_slope_of_the_last_five(told):
-    *_, page, _ = told
+    _, summary, page, _ = told
     (line,) = page.figures()[1]["data"]
     slope = np.polyfit(np.arange(5) * FLOPS, FALLING[-5:], 1)[0]
     assert line["x"][-1] == 18 * FLOPS
     assert line["y"][-1] == pytest.approx(-slope, rel=1e-6)
+    flops, rate, low, high = table(summary, "Marginal gain").rows[-1]
+    assert (flops, rate) == (18 * FLOPS, pytest.approx(-slope, rel=1e-6))
+    assert low <= rate <= high
 
 
 def test_flops_by_cause_are_the_ledgers(told):

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_contracts.records import Table
-from stages.meter.products import product
 from stages.select.selector import Candidates
 
 SHOWN = 10
@@ -142,7 +141,7 @@ def closest_pairs(row_BK: np.ndarray, count: int = SHOWN) -> list[tuple[int, int
     """
     best: list[tuple[float, int, int]] = []
     for start in range(0, row_BK.shape[0], 256):
-        block = product(row_BK[start : start + 256], row_BK[: start + 256].T)
+        block = row_BK[start : start + 256] @ row_BK[: start + 256].T
         cosine_bB = np.asarray(block.todense() if hasattr(block, "todense") else block)
         here_b, other_b = np.nonzero(np.arange(cosine_bB.shape[1]) < start + np.arange(len(cosine_bB))[:, None])
         value = cosine_bB[here_b, other_b]

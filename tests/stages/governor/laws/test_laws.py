@@ -66,7 +66,7 @@ def test_the_bounded_search_finds_the_closed_form_of_chinchilla():
 def test_the_refit_of_a_simulated_law_holds_e_alpha_and_beta_within_its_bootstrap_interval():
     """Of 20 tables; a share of 80 or 95 % has a standard error of 9 or 5 points over so many, and three are allowed.
 
-    They held 80 and 97 % when this was written, of ten tables more 77 and 93 %.
+    They held 80 and 97 % when this was written, with the next ten tables 77 and 93 %.
     """
     law, held = Chinchilla(), {0.8: [], 0.95: []}
     for seed in range(20):

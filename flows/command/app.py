@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Say what would be done and what it costs, without training."),
     "quote": ("quote", "Quote a run: will choosing pay, what loss, FLOPs, hours, money, joules."),
     "share": ("share", "Divide a common budget over the runs of several configurations."),
+    "laws": ("laws", "Fit loss laws to a table of runs or a run's history; what more compute buys."),
     "stage": ("stage", "Run one stage again on a past run's inputs: a new attempt, history kept."),
     "resume": ("resume", "Go on with a run that did not finish, or under a higher budget."),
     "status": ("status", "Show runs, attempts, costs, decisions and the verdict."),

@@ -39,6 +39,8 @@ class LossModel(Method):
     """Constants that only a table with several values of this column tells; the others are told by any table."""
     height: ClassVar[str | None] = None
     """The constant that sets the size of `by_parameters`, the term of what a run's parameters alone leave."""
+    without_embeddings: ClassVar[bool] = False
+    """Whether its parameters leave out embedding and head."""
     splits: ClassVar[tuple[str, ...]] = ("parameters", "tokens")
     """What `optimal` divides FLOPs into."""
     starts: ClassVar[Mapping[str, tuple[float, ...]]] = {}
@@ -201,18 +203,23 @@ def read_columns(table: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, n
 
 
 def history(state: State, parameters: float, unique: float | None = None) -> dict[str, np.ndarray]:
-    """Return a run's own evaluations as a table for `fit`: one row an evaluation of the loss, with tokens so far.
+    """Return a run's own evaluations as a table for `fit`: one row an evaluation of the loss, with tokens and steps so
+    far, and as the batch the mean tokens of a step.
 
     Args:
         state: of the run; evaluations before the first token are left out.
         parameters: of the model, without embeddings where the law wants it so.
         unique: different tokens in the data, where the law reads them; each row has at most its own tokens.
     """
-    seen = [point for point in state.evaluations if point.tokens > 0 and point.flops > 0 and (point.loss or 0.0) > 0]
-    tokens_R = np.array([float(point.tokens) for point in seen])
+    seen = [point for point in state.evaluations if min(point.tokens, point.flops, point.step, point.loss or 0.0) > 0]
+    tokens_R, step_R = (np.array([float(value) for value in column]) for column in (
+        [point.tokens for point in seen], [point.step for point in seen]
+    ))  # fmt: skip
     table = {
         "parameters": np.full(len(seen), float(parameters)),
         "tokens": tokens_R,
+        "steps": step_R,
+        "batch": np.full(len(seen), tokens_R[-1] / step_R[-1] if seen else 1.0),
         "flops": np.array([float(point.flops) for point in seen]),
         "loss": np.array([float(point.loss or 0.0) for point in seen]),
     }

@@ -9,16 +9,20 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from data_contracts.errors import ConfigError
+from data_contracts.arrow import read_table
+from data_contracts.errors import ArtifactError, ConfigError
 from data_contracts.records import Decision, Plan
 from data_contracts.store import Store
 from flows.calling import call_directly
+from flows.command.laws import app as laws
 from flows.command.share import app
+from flows.histories import history_of
 from flows.pipeline import trained
 from flows.pipeline_run import PipelineRun, recorded
 from flows.standing import check, standing
 from flows.workspace import Workspace
 from stages.admission import parse_slice
+from stages.governor.law import history
 from stages.stage import find_stage
 from tests.flows.small_run import lay_out
 
@@ -166,3 +170,25 @@ def test_a_run_that_goes_on_under_another_memory_limit_is_planned_anew_and_keeps
     new = run.store.record(next(step for step in after.steps if step.name == "plan-round-2").refs["plan"], Plan)
     assert new.limit_bytes == limit
     assert new.allowed_bytes == 27 * 10**8
+
+
+def test_laws_are_fitted_to_a_runs_own_evaluations(first: Any) -> None:
+    workspace, run = first
+    own = history_of(workspace, run.run[:12])
+    curves = [
+        read_table(run.store.open(step.refs["curve"]) / "data.arrow") for step in run.steps if "curve" in step.refs
+    ]
+    assert own.state.flops == sum(int(curve.column("flops").to_pylist()[-1]) for curve in curves)
+    assert own.parameters - own.body == 512 * 64  # one embedding, which is the head too
+    arguments = ["--run", run.run, "--config", str(workspace.given), "--law", "chinchilla", "--flops", "1e12", "--json"]
+    told = json.loads(CliRunner().invoke(laws, arguments, catch_exceptions=False).stdout)["laws"][0]
+    last = own.state.evaluations[-1]
+    expected = {"parameters": own.parameters, "tokens": pytest.approx(1e12 * last.tokens / last.flops)}
+    assert told["expected"]["split"] == expected
+    assert told["runs"] == sum(point.tokens > 0 for point in own.state.evaluations)
+    assert [one["name"] for one in told["constants"] if one["low"] is None] == ["log_a", "alpha"]
+    table = history(own.state, own.parameters)
+    assert table["steps"].tolist() == [point.step for point in own.state.evaluations if point.tokens]
+    assert table["batch"].tolist() == [last.tokens / last.step] * len(table["steps"])
+    with pytest.raises(ArtifactError, match="0 runs begin"):
+        history_of(workspace, "zzz")

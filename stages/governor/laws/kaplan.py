@@ -25,6 +25,7 @@ class Kaplan(LossModel):
     alpha_d: float = Field(0.103, gt=0)
 
     reads: ClassVar[tuple[str, ...]] = ("parameters", "tokens")
+    without_embeddings: ClassVar[bool] = True
     told_by: ClassVar[Mapping[str, str]] = {
         "log_n": "parameters",
         "alpha_n": "parameters",

@@ -64,20 +64,20 @@ def test_the_bounded_search_finds_the_closed_form_of_chinchilla():
 
 
 def test_the_refit_of_a_simulated_law_holds_e_alpha_and_beta_within_its_bootstrap_interval():
-    """Of 30 tables; a share of 80 or 95 % has a standard error of 7 or 4 points over so many, and three are allowed.
+    """Of 20 tables; a share of 80 or 95 % has a standard error of 9 or 5 points over so many, and three are allowed.
 
-    They held 77 and 93 % when this was written: a bootstrap of 60 resamples is a little too narrow.
+    They held 80 and 97 % when this was written, of ten tables more 77 and 93 %.
     """
     law, held = Chinchilla(), {0.8: [], 0.95: []}
-    for seed in range(30):
+    for seed in range(20):
         fitted = law.fit(simulated(law, seed), np.random.default_rng(seed), resamples=60)
         for constant in ("log_e", "alpha", "beta"):
             for level, found in held.items():
                 low, high = fitted.interval(constant, level)
                 found.append(low < getattr(law, constant) < high)
                 assert high - low < 1.0 * abs(getattr(law, constant))
-    assert 0.58 < np.mean(held[0.8]) < 0.97
-    assert np.mean(held[0.95]) > 0.83
+    assert 0.53 < np.mean(held[0.8]) < 0.97
+    assert np.mean(held[0.95]) > 0.80
     assert np.mean(held[0.8]) < np.mean(held[0.95])
 
 

@@ -1,0 +1,48 @@
+"""A run's own history as laws read it: its evaluations and the size of its model, from the store. Writes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from data_contracts.arrow import TABLE_FILE, read_table
+from data_contracts.errors import ArtifactError
+from data_contracts.records import Decision, ModelPin
+from data_contracts.store import Store
+from flows.workspace import Workspace
+from stages.governor.state import State
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run has shown: its evaluations, and its model's parameters with and without embedding and head."""
+
+    run: str
+    state: State
+    parameters: int
+    body: int
+
+
+def history_of(workspace: Workspace, start: str) -> History:
+    """Return the history, up to its latest decision, of the run whose id begins with `start`.
+
+    Raises `ArtifactError` where no run, or several, begin so, and where it has not come to a decision.
+    """
+    store = None if workspace.unused else Store(workspace.address)
+    rows = [row for row in store.runs() if row.run.startswith(start)] if store is not None else []
+    if store is None or len(rows) != 1:
+        raise ArtifactError(
+            "the id of one pipeline run, or the start of it",
+            f"{len(rows)} runs begin with {start!r}",
+            "see `lazytrain status`",
+        )
+    attempts = store.attempts(rows[0].run)
+    decided = [
+        (store.record(item.refs["decision"], Decision).round, item.run) for item in attempts if "decision" in item.refs
+    ]
+    if not decided:
+        raise ArtifactError("a run with a decision", f"{start} has none yet", "wait until its warm-up is done")
+    manifest = store.read_manifest(max(decided)[1])
+    curves = [read_table(store.open(ref) / TABLE_FILE) for ref in manifest.inputs["curve"]]
+    pin = next(store.record(item.refs["base"], ModelPin) for item in attempts if "base" in item.refs)
+    ends = (pin.grown_vocabulary or pin.vocabulary) * pin.hidden * (1 if pin.tied_embeddings else 2)
+    return History(rows[0].run, State.from_curves(curves), pin.parameters, pin.parameters - ends)

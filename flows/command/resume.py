@@ -35,7 +35,8 @@ def resume(
         typer.Option(
             "--set",
             help="Another limit to go on with, finished or not: budget.flops=5e15 (tokens, seconds, money, "
-            "peak_bytes), govern.rounds=4, train.workers=2. What was trained is kept; only a closing decay is made again.",
+            "peak_bytes), govern.rounds=4, train.workers=2. What was trained is kept; only a closing decay is made "
+            "again.",
         ),
     ] = None,
     outcome: OutcomeFile = None,

@@ -8,7 +8,7 @@ configuration file is edited, which must not matter. Everything drawn comes from
 
     python -m benchmarks.soak [--quick | --moments] [--kills N] [--seed S] [--data FOLDER]
 
-`--moments` is the loop alone, without Prefect, killed once at every moment of every stage call (see
+`--moments` is the chain under the default policy, without Prefect, killed once at every moment of every stage call (see
 `tests.faults.mortal_loop`), one after the other.
 
 Figures, over all pipelines: `digests_equal` (every output of every stage as in the undisturbed run), `committed_twice`

@@ -34,8 +34,9 @@ def resume(
         list[str] | None,
         typer.Option(
             "--set",
-            help="Another limit to go on with, finished or not: budget.flops=5e15 (tokens, seconds, money, peak_bytes), "
-            "govern.rounds=4, train.workers=2. What was trained is kept; only a closing decay is made again.",
+            help="Another limit to go on with, finished or not: budget.flops=5e15 (tokens, seconds, money, "
+            "peak_bytes), govern.rounds=4, train.workers=2. What was trained is kept; only a closing decay is made "
+            "again.",
         ),
     ] = None,
     outcome: OutcomeFile = None,

@@ -76,9 +76,18 @@ def prefect_command(port: int) -> list[str]:
 
 
 def mlflow_command(workspace: Workspace, port: int) -> list[str]:
-    """Return the command of the MLflow server, on loopback, with one worker."""
+    """Return the command of the MLflow server, on loopback, with one worker.
+
+    Raises `ConfigError` where its program is not there.
+    """
     beside = Path(sys.executable).with_name("mlflow")
-    program = str(beside) if beside.exists() else shutil.which("mlflow") or "mlflow"
+    program = str(beside) if beside.exists() else shutil.which("mlflow")
+    if program is None:
+        raise ConfigError(
+            f"the program `mlflow` stands beside {sys.executable} or on the PATH",
+            "it is in neither",
+            "install mlflow anew in this environment: pip install --force-reinstall --no-deps mlflow",
+        )
     address = workspace.address
     artifacts = ["--default-artifact-root", address.artifact_uri] if address.artifact_uri else []
     return [program, "server", "--backend-store-uri", address.tracking_uri, *artifacts,

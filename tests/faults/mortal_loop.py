@@ -1,4 +1,4 @@
-"""The pipeline's own loop on a tiny race, in processes that kill themselves: at a named moment, with SIGKILL.
+"""The pipeline, to its verdict, on a tiny race, in processes that kill themselves: at a named moment, with SIGKILL.
 
 A moment is a stage call and a place in it: `asked` (nothing done), `part` (a snapshot or a shard has just been kept:
 the middle of a training, a probe or a scoring), `made` (all is computed, nothing published), `published` (before the
@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import matplotlib.figure
@@ -32,7 +33,7 @@ from data_contracts.config import ARMS
 from data_contracts.records import Decision, Ref, Result
 from data_contracts.store import Lease, Store
 from flows.calling import call_directly
-from flows.pipeline import trained
+from flows.pipeline import concluded, trained
 from flows.pipeline_run import PipelineRun, recorded
 from flows.workspace import Workspace
 from stages.admission import parse_slice
@@ -67,8 +68,14 @@ class Moment:
     count: int = 1
 
 
-def write(folder: Path, shared: Path, budget: Mapping[str, float], auto: Mapping[str, Any]) -> Path:
-    """Write a folder of 32 rows whose loop takes two rounds; return the configuration's path."""
+def write(
+    folder: Path,
+    shared: Path,
+    budget: Mapping[str, float],
+    auto: Mapping[str, Any],
+    govern: Mapping[str, Any] = MappingProxyType({"rounds": 3}),
+) -> Path:
+    """Write a folder of 32 rows, with evaluations enough for the default policy; return the configuration's path."""
     folder.mkdir(exist_ok=True)
     path = lay_out(
         folder,
@@ -79,8 +86,8 @@ def write(folder: Path, shared: Path, budget: Mapping[str, float], auto: Mapping
         ingest={"longest_tokens": 64},
         plan={"window": 4, "micro_batches": [4], "techniques": [{"method": "full"}], "precision": "float32"},
         score={"batch_tokens": 512},
-        train={"evaluations": 1, "snapshot_steps": 1},
-        govern={"rounds": 2, "policy": {"method": "fixed_rounds", "rounds": 2}},
+        train={"evaluations": 6, "snapshot_steps": 1},
+        govern=dict(govern),
     )
     for name, rows in (("pool", 32), ("validation", 4)):
         lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
@@ -120,10 +127,13 @@ class Clock:
 
 
 def told(run: PipelineRun) -> dict[str, Any]:
-    """Return what came of a run: its decisions, and every call's digests, whether it was reused and by which attempt."""
+    """Return what came of a run: its decisions, every call's digests (none of an effect), and what was reused."""
     return {
         "decisions": [decision.model_dump(mode="json") for decision in run.decisions],
-        "digests": {step.name: {name: ref.digest for name, ref in step.refs.items()} for step in run.steps},
+        "digests": {
+            step.name: {name: ref.digest for name, ref in step.refs.items() if step.stage != "promote"}
+            for step in run.steps
+        },
         "reused": [step.name for step in run.steps if step.cached],
     }
 
@@ -140,6 +150,7 @@ def _live(path: Path, end: Moment | None, answer: Path) -> None:
     before = store.runs()
     with recorded(workspace, store, clock.make, "loop", before[0].run if before else None) as run:
         made = trained(run)
+        concluded(run, made)
         passed = [[*where, count] for where, count in clock.passed.items()]
         said = told(run) | {"passed": passed, "candidate": made.candidate[0].digest, "modules": sorted(sys.modules)}
     answer.write_text(json.dumps(said), encoding="utf-8")

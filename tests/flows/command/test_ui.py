@@ -13,6 +13,7 @@ import urllib.request
 import psutil
 import pytest
 
+from data_contracts.errors import ConfigError
 from flows.command import ui
 from flows.workspace import Workspace
 from tests.command import ROOT, lazytrain
@@ -36,6 +37,13 @@ def test_a_taken_port_is_refused_with_the_option_that_changes_it(folder):
         )
     assert done.returncode == 2
     assert "--mlflow-port" in done.stderr
+
+
+def test_where_the_program_of_mlflow_is_missing_nothing_is_started_and_the_error_says_so(folder, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", str(folder))
+    with pytest.raises(ConfigError, match="in neither"):
+        ui.mlflow_command(Workspace.read(folder / "lazytrain.yaml"), 5000)
 
 
 def test_both_servers_listen_on_loopback_only(folder):

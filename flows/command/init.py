@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from data_contracts.config import ARMS
 from data_contracts.config_file import json_schema, parse
 from data_contracts.errors import ConfigError, InputError
 from flows.command.plain import model_of
@@ -134,8 +135,11 @@ def written(model: str, pool: list[str], target: list[str], budget: str, out: Pa
         "budget:  # peak_bytes is the memory of one worker; flops, seconds, tokens are for the whole run",
         *_section(values["budget"]),
         "",
+        "auto:  # ways of choosing, chance first: words tell which pays, or short trainings (3 % at most)",
+        f"  arms: [{', '.join(ARMS)}]",
+        "",
         "select:",
-        "  fraction: 0.1  # of the pool; or count, or tokens",
+        "  include_target: true  # the target's rows are trained on too",
         "",
         "govern:",
         "  rounds: 3  # most turns of score, select, train",

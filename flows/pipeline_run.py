@@ -25,6 +25,7 @@ from flows.reconcile import reconcile
 from flows.rounds import as_subflow
 from flows.standing import Key, Raised, check, key_of, standing
 from flows.workspace import Workspace
+from stages.ending import ended_by
 from stages.work import Silent
 
 R = TypeVar("R", bound=Frozen)
@@ -237,10 +238,10 @@ def recorded(
     pipeline_run = PipelineRun(workspace, store, run, make, stands, turn)
     try:
         yield pipeline_run
-    except (KeyboardInterrupt, SystemExit):
-        store.close_run(run, "KILLED", pipeline_run.summary(), "terminated")
-        raise
-    except Exception as error:
+    except BaseException as error:
+        if isinstance(error, SystemExit) or ended_by(error) is not None:
+            store.close_run(run, "KILLED", pipeline_run.summary(), "terminated")
+            raise
         reason = error.found if isinstance(error, LazyTrainError) else f"{type(error).__name__}: {error}"
         store.close_run(run, "FAILED", pipeline_run.summary(), reason)
         raise

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from data_contracts.errors import EXIT_TERMINATED, ArtifactError, BudgetError, LazyTrainError
+from data_contracts.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, ArtifactError, BudgetError, LazyTrainError
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM}
 
@@ -82,6 +82,24 @@ def terminated_by_signal() -> Iterator[Ending]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def ended_by(error: BaseException | None) -> int | None:
+    """Return the exit code of the signal that `error` came after, None where it came by itself.
+
+    Where the server ended too, telling it of the end has failed since.
+    """
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, KeyboardInterrupt):
+            return EXIT_INTERRUPTED
+        if isinstance(error, SystemExit) and error.code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+            return int(error.code)
+        if type(error).__name__ == "TerminationSignal":  # what Prefect makes of SIGTERM inside a flow
+            return EXIT_TERMINATED
+        seen.add(id(error))
+        error = error.__context__
+    return None
 
 
 def unwritable(error: BaseException | None) -> bool:

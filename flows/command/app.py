@@ -17,10 +17,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from data_contracts.errors import EXIT_TERMINATED, LazyTrainError
+from data_contracts.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, LazyTrainError
 from flows.environment import refuse_foreign_rooms
 
-EXIT_INTERRUPTED = 130  # after ctrl-C, by typer
 ENDED = "ended: what was committed is kept; the same command, or `lazytrain resume`, goes on\n"
 COMMANDS: dict[str, tuple[str, str]] = {
     "quickstart": ("quickstart", "Run the whole chain on a small real model and real text."),
@@ -124,29 +123,13 @@ def main(arguments: list[str] | None = None) -> None:
             sys.stderr.write(ENDED)
         raise
     except BaseException as error:
+        from stages.ending import ended_by
+
         code = ended_by(error)
         if code is None:
             raise
         sys.stderr.write(ENDED)
         sys.exit(code)
-
-
-def ended_by(error: BaseException | None) -> int | None:
-    """Return the exit code of the signal that `error` came after, None where it came by itself.
-
-    Where the server ended too, telling it of the end has failed since.
-    """
-    seen = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, KeyboardInterrupt):
-            return EXIT_INTERRUPTED
-        if isinstance(error, SystemExit) and error.code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
-            return int(error.code)
-        if type(error).__name__ == "TerminationSignal":  # what Prefect makes of SIGTERM inside a flow
-            return EXIT_TERMINATED
-        seen.add(id(error))
-        error = error.__context__
-    return None
 
 
 class Interrupted(KeyboardInterrupt):

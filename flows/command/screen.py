@@ -6,7 +6,6 @@ work has ended, so that a log stays readable.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -26,8 +25,8 @@ QUIET_SECONDS = 5.0
 
 @cache
 def console() -> Console:
-    """Return the console of this process: standard output, plain where it is no terminal."""
-    return Console(file=sys.stdout, highlight=False)
+    """Return the console of this process: standard output as it stands, plain where it is no terminal."""
+    return Console(highlight=False)
 
 
 class Rate(ProgressColumn):

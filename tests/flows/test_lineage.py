@@ -111,7 +111,9 @@ def test_of_a_pool_that_grew_only_new_rows_are_scored_and_the_same_again_is_all_
     assert not anew.step("begin").cached, "else another warm-up is drawn, and everything is scored by it"
 
 
-@pytest.mark.parametrize(("name", "why"), [("pool", "no longer in the pool"), ("validation", "validation split")])
+@pytest.mark.parametrize(
+    ("name", "why"), [("pool", "no longer in the pool"), ("validation", "the validation or the retention split")]
+)
 def test_a_warm_up_does_not_stand_whose_rows_or_validation_are_others(first, path, name, why):
     _, before, _ = first
     rewrite(path, name, [said(number) for number in range(10)])

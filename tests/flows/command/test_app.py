@@ -117,7 +117,7 @@ def test_a_foreign_room_on_the_path_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("end", "code"), [(SystemExit(143), 143), (KeyboardInterrupt(), 130), (ValueError(), None)])
 def test_an_error_after_a_signal_is_the_end_that_was_asked_for(end, code):
-    from flows.command.app import ended_by
+    from stages.ending import ended_by
 
     error = ConnectionError("the server ended first")
     error.__context__ = end

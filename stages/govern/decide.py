@@ -130,13 +130,14 @@ def decide(
     if closes:
         decay = max(least, int(settings.train.decay_share * state.flops))
         share = decay if share is None else min(share, decay)
+    under = anew.reason if anew is not None and _under(anew, choice) and choice.action != "stop" else None
     best = _best(state)
     numbers |= {"best_step": best.step if best else None, "best_loss": state.shown(best.loss) if best else None}
     decision = Decision(
         action=choice.action,
-        reason=choice.reason,
+        reason=f"{choice.reason}; under a new plan: {under}" if under else choice.reason,
         round=round_,
-        replans=choice.action != "stop" and (round_ == 0 or _under(anew, choice)),
+        replans=under is not None or (round_ == 0 and choice.action != "stop"),
         closes=closes,
         best=checkpoints[best.segment].digest if best else None,
         best_step=best.step if best else None,
@@ -170,8 +171,6 @@ def _choose(
         choice = policy.decide(state, remaining, open_)
         if choice.action == "continue" and state.reallocation and state.reallocation.owed:
             choice = choice.model_copy(update={"action": "reallocate"})
-        if choice.action == "reallocate" and state.reallocation:
-            choice = choice.model_copy(update={"reason": f"{state.reallocation.reason}; {choice.reason}"})
         return choice, choice.action == "anneal"
     choice = policy.decide(state, remaining, frozenset({"anneal", "stop"}))
     goes_on = policy.decide(state, remaining, frozenset({"continue", "anneal", "stop"})).action == "continue"
@@ -286,6 +285,6 @@ def _new_plan(
     return found if found is not None and found.pays(horizon, price, settings.govern.hysteresis) else None
 
 
-def _under(anew: Reallocation | None, choice: Choice) -> bool:
+def _under(anew: Reallocation, choice: Choice) -> bool:
     """Return whether what was chosen is done under a new plan: a rule may go on with the old one where none is owed."""
-    return anew is not None and (anew.owed or choice.action != "continue")
+    return anew.owed or choice.action != "continue"

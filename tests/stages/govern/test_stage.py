@@ -327,7 +327,7 @@ def test_where_other_workers_or_memory_may_be_used_what_is_done_next_is_done_und
     given = {"policy": PATIENT, "train": {"workers": 2}}
     on, summary = govern(tmp_path / "b", [WARMUP, STEEP], first, DEAR, **given)
     assert (on.action, on.replans) == ("reallocate", True)
-    assert summary.facts["reason"].startswith("2 worker(s) may be used, not 0; ")
+    assert summary.facts["reason"].endswith("; under a new plan: 2 worker(s) may be used, not 0")
     assert on.numbers["new_plan"] == "2 worker(s) may be used, not 0"
     cheap = ledger(warm_up=2 * FLOPS, score=FLOPS, train=7 * FLOPS)
     chosen, _ = govern(tmp_path / "c", [WARMUP, STEEP], first, cheap, **given)
@@ -339,7 +339,7 @@ def test_where_other_workers_or_memory_may_be_used_what_is_done_next_is_done_und
     less, _ = govern(
         tmp_path / "f", [WARMUP, STEEP], first, DEAR, budget={"flops": 100 * FLOPS, "peak_bytes": 10**9}, policy=PATIENT
     )
-    assert less.reason.startswith("1,000,000,000 bytes may be held, not any memory; ")
+    assert less.reason.endswith("; under a new plan: 1,000,000,000 bytes may be held, not any memory")
     same, _ = govern(tmp_path / "g", [WARMUP, STEEP], first, DEAR, plan={"workers": 2}, **given)
     assert (same.action, same.replans) == ("continue", False)
 
@@ -354,7 +354,7 @@ def test_a_new_plan_is_made_after_memory_ran_out_and_not_twice_in_a_row(tmp_path
     first, _ = govern(tmp_path / "a", [WARMUP], policy=PATIENT)
     on, _ = govern(tmp_path / "b", [WARMUP, STEEP], first, DEAR, policy=PATIENT, beside=beside)
     assert (on.action, on.replans) == ("reallocate", True)
-    assert on.reason.startswith("memory ran out in the latest segment")
+    assert "; under a new plan: memory ran out in the latest segment" in on.reason
     more = segment([2.1, 2.0, 1.92, 1.86, 1.82, 1.8, 1.79], start=90)
     after, _ = govern(tmp_path / "c", [WARMUP, STEEP, more], on, DEAR, policy=PATIENT, beside=beside, rounds=9)
     assert (after.action, after.replans) == ("continue", False)

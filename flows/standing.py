@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from data_contracts.errors import ArtifactError, ConfigError
-from data_contracts.records import Decision, Ref, Result
+from data_contracts.records import Decision, Manifest, Ref, Result
 from data_contracts.store import Store
 from flows.workspace import Workspace
 from stages.admission import parse_slice
@@ -26,6 +26,7 @@ RAISABLE: Mapping[str, tuple[str, ...]] = {
 """What may be another when a run goes on: what decisions and plans alone read."""
 READ_IT = ("plan", "govern")
 """Stages that read the budget."""
+TRAINING = ("begin", "train")
 
 Key = tuple[str, tuple[tuple[str, tuple[str, ...]], ...]]
 Raised = Mapping[str, Mapping[str, Any]]
@@ -55,16 +56,22 @@ def key_of(verb: str, inputs: Mapping[str, Sequence[Ref]]) -> Key:
 def standing(store: Store, past: str, workspace: Workspace) -> dict[Key, Result]:
     """Return the plans and decisions of run `past` that stand under another budget, by what they were made from.
 
-    Those made under the settings of `workspace` are left out: their commits are adopted as ever.
+    Those made under the settings of `workspace` are left out: their commits are adopted as ever. A plan stands with a
+    segment that was trained by it and stands too, so that what is decided anew is planned anew.
     """
     found: dict[Key, Result] = {}
+    used = dict[str, list[Manifest]]()
     for row in store.attempts(past):
-        if row.stage not in READ_IT or not row.refs:
+        if row.stage not in (*READ_IT, *TRAINING) or not row.refs:
             continue
         try:
             manifest = store.read_manifest(row.run)
             decision = store.record(row.refs["decision"], Decision) if row.stage == "govern" else None
         except ArtifactError:
+            continue
+        if row.stage in TRAINING:
+            for ref in manifest.inputs.get("plan", ()):
+                used.setdefault(ref.digest, []).append(manifest)
             continue
         settings, stage = workspace.config.slice(row.stage), find_stage(row.stage)
         if manifest.config == settings or (decision is not None and (decision.stops or decision.anneals)):
@@ -73,4 +80,13 @@ def standing(store: Store, past: str, workspace: Workspace) -> dict[Key, Result]
             found[key_of(row.stage, manifest.inputs)] = Result(
                 stage=row.stage, identity=row.identity, run=row.run, cached=True, refs=row.refs, costs=row.costs
             )
-    return found
+    decisions = {result.refs["decision"].digest for result in found.values() if result.stage == "govern"}
+
+    def kept(segment: Manifest) -> bool:
+        return segment.stage == "begin" or any(ref.digest in decisions for ref in segment.inputs.get("decision", ()))
+
+    return {
+        key: result
+        for key, result in found.items()
+        if result.stage == "govern" or any(kept(segment) for segment in used.get(result.refs["plan"].digest, ()))
+    }

@@ -62,7 +62,11 @@ def replay(
     log = [f"{metric} is watched; {direction} it"]
     choice, stopped = Choice(action="continue", reason="no evaluation"), None
     state = State(())
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("a file of evaluations that can be read", f"{path}: {error}", "name another file") from None
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         rows.append(_row(path, number, line, (metric, *(["retention_loss"] if most_forgotten is not None else []))))

@@ -60,3 +60,10 @@ def test_G02_certain_names_need_no_direction(name):
 def test_G02_other_names_do(name):
     with pytest.raises(ConfigError):
         GovernConfig(metric=name)
+
+
+def test_a_file_that_is_not_there_or_is_no_text_is_named(tmp_path):
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    for name in ("nofile", "bytes"):
+        with pytest.raises(InputError, match=name):
+            replay(tmp_path / name, PATIENCE)

@@ -170,6 +170,11 @@ def test_a_run_that_goes_on_under_another_memory_limit_is_planned_anew_and_keeps
     new = run.store.record(next(step for step in after.steps if step.name == "plan-round-2").refs["plan"], Plan)
     assert new.limit_bytes == limit
     assert new.allowed_bytes == 27 * 10**8
+    # a run that was planned anew already is so once more: the plan of what is decided anew does not stand
+    budget = {**budget, "peak_bytes": 2 * 10**9}
+    again = run_of(workspace.recorded(after.store.run_config(after.run), {"budget": budget}), after.run)
+    newest = again.store.record(next(step for step in again.steps if step.name == "plan-round-2").refs["plan"], Plan)
+    assert newest.limit_bytes == 2 * 10**9
 
 
 def test_laws_are_fitted_to_a_runs_own_evaluations(first: Any) -> None:

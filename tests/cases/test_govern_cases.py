@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from data_contracts.config import GovernConfig
-from data_contracts.errors import ConfigError
+from data_contracts.errors import ConfigError, InputError
 from stages.govern.plain import replay
 
 pytestmark = pytest.mark.shared

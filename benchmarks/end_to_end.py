@@ -11,16 +11,15 @@ Arms: `full` (all of the pool, again and again), `random` (fresh rows by chance)
 `cascade` (bm25, then influence), `target` (its rows alone), `target+random`, `target+bm25`, `oracle` (the pool's rows
 of the target's kind alone), `dynamic` (the cascade anew each round), `fixed_steps` (influence anew for the whole pool
 after every fourth of the steps, the schedule of DataFlex), `lazytrain` (`auto` over its named arms) and
-`target+lazytrain`. Each under a
-*fixed* schedule, which uses the budget up, and *governed* by the default policy, which may stop; so that what
-choosing does is read at an equal governor and what the governor does at equal data. The rate is the best of the grid
-on validation under the fixed schedule, two segments on one choice; the governed arm trains at it in at most three, and
-may choose anew between them.
+`target+lazytrain`. Each under a *fixed* schedule, which uses the budget up, and *governed* by the default policy,
+which may stop; so that what choosing does is read at an equal governor and what the governor does at equal data. The
+rate is the best of the grid on validation under the fixed schedule, two segments on one choice; the governed arm
+trains at it in at most three, and may choose anew between them.
 
 Tier A (default) is a model of 260,000 parameters, all arms and pools: a check of mechanisms. Tier B (`--tier b`) is
 SmolLM2-135M-Instruct (or `--model`), trained with `lora`: planted pools, one pass over 240 rows, `full`, `random`,
-`lazytrain` and `oracle` at one rate that was settled on another seed, and beside loss the share of holdout questions
-whose greedy answer is the reference's (`accuracy`).
+`lazytrain` and `oracle` at one rate, and beside loss the share of holdout questions whose greedy answer is the
+reference's (`accuracy`).
 
 Figures of an arm and pool: `nats_vs_random` (holdout, at the same governor; 95 %, bootstrap of cells, then of tasks),
 `nats_vs_fixed` (what the governor does at equal data),
@@ -235,7 +234,7 @@ def run_cell(pool: str, kind: str, seed: int, data: Path, model: Path, work: Pat
             right = f", {mean_loss(found['answers']):.1%} right" if tier.answered else ""
             shown.append(f"{governor} {mean_loss(found['losses']):.3f}{right}, {found['why'][:60]}")
         Console(stderr=True).print(f"{pool}, {kind}, {seed}: {name}: {'; '.join(shown)}", soft_wrap=True)
-    base = {"losses": cell.losses(()), **({"answers": cell.answers(())} if tier.answered else {})}
+    base = {"base": {"losses": cell.losses(()), "answers": cell.answers(())}} if tier.answered else {}
     for one in (cell, oracle):
         if one is not None:
             one.close()
@@ -244,7 +243,7 @@ def run_cell(pool: str, kind: str, seed: int, data: Path, model: Path, work: Pat
         "kind": kind,
         "seed": seed,
         "pass_flops": cell.pass_flops,
-        "base": base,
+        **base,
         "arms": arms,
     }
     kept(pool, kind, seed, work).write_text(json.dumps(found_here), encoding="utf-8")

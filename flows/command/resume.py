@@ -18,8 +18,8 @@ from flows.command.plain import nested
 from flows.command.run import OutcomeFile, execute
 from flows.command.screen import console
 from flows.command.settings import settings
-from flows.command.status import match
 from flows.environment import prepare
+from flows.histories import match
 from flows.standing import Raised, check
 from flows.workspace import CONFIG_FILE, Workspace
 

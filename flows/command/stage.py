@@ -15,9 +15,9 @@ from data_contracts.errors import ConfigError
 from data_contracts.method import nearest
 from flows.answers import server_answers
 from flows.command.screen import console, screen, show
-from flows.command.status import match
 from flows.embedded import starting_server
 from flows.environment import prepare
+from flows.histories import match
 from flows.workspace import CONFIG_FILE, Workspace
 from stages.stage import VERBS
 

@@ -25,6 +25,7 @@ from flows.command.screen import console, rich_table
 from flows.command.summary import costs_table, spent_line
 from flows.embedded import starting_server
 from flows.environment import prepare
+from flows.histories import match
 from flows.readable import duration
 from flows.workspace import CONFIG_FILE, Workspace
 
@@ -78,18 +79,6 @@ def close_lost_flows(home: Path) -> int:
         from flows.reconcile import reconcile
     with server_answers():
         return len(reconcile())
-
-
-def match(runs: list[Any], start: str | None) -> Any:
-    """Return the run whose id begins with `start`, or the newest. Raises `ArtifactError` for none or several."""
-    found = [item for item in runs if start is None or item.run.startswith(start)]
-    if not found or (start is not None and len(found) > 1):
-        raise ArtifactError(
-            "the id of one pipeline run, or the start of it",
-            f"{len(found)} runs begin with {start!r}",
-            "see `lazytrain status`",
-        )
-    return found[0]
 
 
 def runs_table(runs: list[Any]) -> Table:

@@ -109,6 +109,11 @@ class NewData:
         """Nats a FLOP over the horizon and its own cost."""
         return self.nats / self.flops
 
+    @property
+    def said(self) -> str:
+        """What is expected, for people."""
+        return f"a new {'selection' if self.action == 'reselect' else 'mixture'} should bring {self.nats:.4g} nats"
+
 
 def best_new_data(
     state: State, horizon: float, left: float, freshness: float, least: float, allowed: frozenset[str]

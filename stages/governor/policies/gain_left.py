@@ -65,8 +65,7 @@ class GainLeft(Policy):
         anew, weighed = best_new_data(state, horizon, left, self.freshness, self.min_gain_nats, allowed)
         numbers |= weighed
         if anew is not None:
-            what = "selection" if anew.action == "reselect" else "mixture"
-            return choose(anew.action, f"a new {what} should bring {anew.nats:.4g} nats")
+            return choose(anew.action, anew.said)
         rise = rise_since_best(state)
         if rise:
             numbers |= {"rise_nats": rise.nats, "rise_p_value": rise.p_value, "rise_age": rise.age}

@@ -114,8 +114,7 @@ class MarginalGain(Policy):
             affordable = left >= anew.flops + self.anneal_share * state.flops
             going_on = max(gain.rate, 0.0) if gain is not None else 0.0
             if affordable and (anew.value > (1 + self.hysteresis) * going_on or not pays):
-                what = "selection" if anew.action == "reselect" else "mixture"
-                return anew.action, f"a new {what} should bring {anew.nats:.4g} nats, more a FLOP than going on"
+                return anew.action, f"{anew.said}, more a FLOP than going on"
         if pays:
             if gain is None:
                 return same_data(allowed), "too few evaluations to tell the gain"

@@ -8,30 +8,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_contracts.records import MemoryUse, Plan
+from data_contracts.records import MemoryUse
 from stages.governor.policy import BETWEEN
 from stages.governor.reallocation import Reallocation, changed, other_batch, ran_out, token_efficiency
 from stages.governor.state import State
+from tests.stages.govern.test_stage import PLAN as ONE
 from tests.stages.governor.test_policies import ACTIONS, AMPLE, FLOPS, WARMUP, policy, segment
 
-PLAN = Plan(
-    technique={"method": "full"},
-    precision="float32",
-    micro_batch=8,
-    accumulation=4,
-    packed=False,
-    row_tokens=8,
-    window=32,
-    answer_tokens=10.0,
-    workers=2,
-    limit_bytes=10**9,
-    trainable=1,
-    peak_bytes=1,
-    phases={},
-    flops_per_token=6,
-    flops_per_token_forward=2,
-    pass_flops=1,
-    why="",
+PLAN = ONE.model_copy(
+    update={
+        "micro_batch": 8,
+        "accumulation": 4,
+        "window": 32,
+        "answer_tokens": 10.0,
+        "workers": 2,
+        "limit_bytes": 10**9,
+        "pass_flops": 1,
+    }
 )
 STEEP = segment([3.0, 2.6, 2.3, 2.1, 2.0, 1.95], start=20)
 
